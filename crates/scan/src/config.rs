@@ -29,21 +29,21 @@ pub struct ScanRoot {
     /// The path of this entry below the target. [`RelPath::root`] puts the contents of a directory directly into the
     /// target directory (`src/`), and is only valid for directories.
     pub prefix: RelPath,
-    /// An open directory, and the path of this entry below it, which is opened without following links. If set,
-    /// [`source`](Self::source) is used in messages only. If `None`, the entry is opened by [`source`](Self::source).
+    /// An open directory and the path of this entry below it. The path is opened without following links, and
+    /// [`source`](Self::source) is only used in messages. If `None`, the entry is opened by [`source`](Self::source).
     pub(crate) beneath: Option<(Arc<OwnedFd>, RelPath)>,
 }
 
 /// The resources that a scan may use, and the filters for its entries.
 #[derive(Clone, Debug)]
 pub struct ScanConfig {
-    /// Number of threads that list directories and look up entries. Default: four times the number of cores, between 8
-    /// and 32, because metadata operations wait for disks and servers. More threads help on cold or remote file
-    /// systems. Fewer threads leave cores to other work. Each thread has a read buffer of
+    /// Number of threads that list directories and look up entries. Default: four times the number of cores, but
+    /// between 8 and 32, because metadata operations wait for disks and servers. More threads help on uncached or
+    /// remote file systems. Fewer threads leave more cores to other work. Each thread has a read buffer of
     /// [`LIST_BUFFER_BYTES`](Self::LIST_BUFFER_BYTES).
     pub threads: usize,
     /// Maximum number of entries in one batch. Default: 1024. Larger batches cost less per entry. Smaller batches
-    /// deliver the first entries of a large directory sooner. See `queue_batches_max` for the memory.
+    /// deliver the first entries of a large directory sooner. See `queue_batches_max` for the memory that batches use.
     pub batch_entries_max: usize,
     /// Number of batches that may wait for the consumer before the walk pauses. Default: 64. A larger queue bridges
     /// longer pauses of the consumer, but each waiting batch keeps one directory open. Maximum memory of the queue:
@@ -51,19 +51,19 @@ pub struct ScanConfig {
     pub queue_batches_max: usize,
     /// The selection of entries to emit. Default: all entries, at no cost.
     pub selection: Option<Arc<Selection>>,
-    /// Whether the walk enters other file systems. Default: yes. Restricting it costs a system call per directory.
+    /// Whether the walk enters other file systems. Default: yes. A restriction costs a system call per directory.
     pub file_systems: FileSystems,
     /// The kinds of extended attributes to look for. Default: none. If any kinds are set, each entry costs one more
-    /// system call, and each attribute two more.
+    /// system call, and each attribute costs two more.
     pub xattrs: Option<MetadataKinds>,
-    /// A function that decides which names are skipped, both in trees and in lists of paths. Default: none.
-    /// [`unfinished`] is such a function. It skips entries of unfinished transfers.
+    /// A function that decides which names are skipped, both in trees and in lists of paths. Default: none. An example
+    /// is [`unfinished`], which skips entries of unfinished transfers.
     pub skip_filter: Option<SkipFilter>,
-    /// The mount points below the roots, as seen by the head, the node that leads a job across several nodes. Default:
-    /// none, so mounts are not compared. Only portions of a walk compare mounts.
+    /// The mount points below the roots, as found by the head (the node that leads a job across several nodes).
+    /// Default: none, so mounts are not compared. Only portions of a walk compare mounts.
     pub mounts: Option<Arc<BTreeSet<PathBuf>>>,
-    /// The record that lets a later walk of the same roots check that the roots are unchanged and find what has changed
-    /// since. Default: none. A record costs a system call per directory and a few open descriptors.
+    /// The record that lets a later walk of the same roots check that the roots are unchanged, and find changes since
+    /// this walk. Default: none. A record costs a system call per directory and a few open descriptors.
     pub walk_record: Option<Arc<WalkRecord>>,
     /// The record of the previous walk. Default: none. If set, the walk emits only the entries of directories that have
     /// changed since the previous walk began, and emits no roots. In other directories, the walk reads only the names
@@ -77,10 +77,10 @@ pub type SkipFilter = fn(BorrowedFd<'_>, &[u8]) -> Option<Unfinished>;
 /// An entry of an unfinished transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfinished {
-    /// An entry that the process that created it will rename or remove.
+    /// An entry that its creator, a running process, will rename or remove.
     Temporary,
     /// A part of a large file, or an entry that has the name of a shared job's directory. Such entries outlive their
-    /// processes, and the walk counts them.
+    /// processes. The walk counts them.
     Part,
 }
 
@@ -155,7 +155,7 @@ impl ScanRoot {
         Ok(is_directory.then_some(OFlags::NOFOLLOW))
     }
 
-    /// Returns a function that converts an error number of an operation on this root into an error.
+    /// Returns a function that converts an error number of a failed operation on this root into a [`ScanError`].
     pub(crate) fn failed(&self, operation: Operation) -> impl Fn(Errno) -> ScanError {
         move |errno| ScanError::io(self.source.clone(), operation, errno)
     }
@@ -197,8 +197,8 @@ impl ScanRoot {
         SourceRoot::at(opened, &path, &self.prefix, extent)
     }
 
-    /// Returns whether the path means a directory and not a symbolic link to that directory. The form of the path
-    /// (`a/`, `a/.`, `..`) or the prefix of the root decides this.
+    /// Returns whether the path means a directory and not a symbolic link to that directory. This depends on the form
+    /// of the path (`a/`, `a/.`, `..`) and on the prefix of the root.
     fn names_directory(&self) -> bool {
         self.prefix.is_root() || means_contents(self.source.as_os_str().as_bytes())
     }

@@ -26,15 +26,15 @@ use crate::listing::Listing;
 pub struct SourceRoot {
     path: PathBuf,
     prefix: RelPath,
-    /// Whether everything below this directory was requested, or a single entry.
+    /// Whether the root is the whole directory or a single entry in it.
     pub(crate) extent: Extent,
     pub(crate) identity: RootIdentity,
     place: RootPlace,
     generated: GeneratedFileSystems,
 }
 
-/// The identity of the directory of a root. A new directory may get the numbers of a removed one, but it has another
-/// time of birth.
+/// The identity of the directory of a root. A new directory can have the device and inode number of a removed one, but
+/// it has another time of birth.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RootIdentity {
     pub(crate) number: FileNumber,
@@ -42,13 +42,13 @@ pub(crate) struct RootIdentity {
     born: Timestamp,
 }
 
-/// How the directory of a root is opened.
+/// How to open the directory of a root.
 #[derive(Debug)]
 enum RootPlace {
     /// A descriptor of the root, opened with `O_PATH`.
     Open(Arc<OwnedFd>),
-    /// The descriptor of a directory that contains the root, and the path of the root in it. The root is reopened for
-    /// each use.
+    /// The descriptor of a directory that contains the root, and the path of the root below it. The root is reopened
+    /// for each use.
     Within(Arc<OwnedFd>, RelPath),
     /// The flags with which the path of the root is opened. The root is reopened for each use.
     ByPath(OFlags),
@@ -100,7 +100,7 @@ const PLACEHOLDER_INODE: u64 = 2;
 /// The `f_type` of Btrfs.
 const BTRFS: FsWord = 0x9123_683E;
 
-/// Returns whether the result of a `statx` call is about a mount point. Returns `None` before Linux 5.8.
+/// Returns whether a `statx` result shows a mount point, or `None` before Linux 5.8.
 pub(crate) fn is_mount(stat: &Statx) -> Option<bool> {
     let is_told = stat
         .stx_attributes_mask
@@ -136,8 +136,8 @@ pub fn is_mount_at(path: &Path) -> std::io::Result<Option<bool>> {
 }
 
 impl DirectoryStatus {
-    /// Returns the identity of the mount on this directory below `root`, if there is one. If the kernel does not report
-    /// mount points, returns the device of the directory if it differs from that of `root`.
+    /// Returns the identity of the file system that is mounted on this directory below `root`, if any. If the kernel
+    /// does not report mount points, returns the device of the directory if it differs from that of `root`.
     pub(crate) fn mount(&self, root: &SourceRoot) -> Option<FileNumber> {
         match self.is_mount {
             Some(is_mount) => is_mount.then_some(self.number),
@@ -183,7 +183,7 @@ impl SourceRoot {
         Self::at(self.fd()?, &self.path, prefix, self.extent)
     }
 
-    /// Returns the same root, reopened for each use by the path `below` in the directory `above`.
+    /// Returns the same root, which is now reopened for each use by the path `below` in the directory `above`.
     pub(crate) fn within(self, above: Arc<OwnedFd>, below: RelPath) -> Self {
         Self {
             place: RootPlace::Within(above, below),
@@ -191,7 +191,7 @@ impl SourceRoot {
         }
     }
 
-    /// Returns the same root, reopened for each use by its path. `flags` are those with which it was opened.
+    /// Returns the same root, which is now reopened for each use by its path and with these flags.
     pub(crate) fn by_path(self, flags: OFlags) -> Self {
         Self {
             place: RootPlace::ByPath(flags),
@@ -240,8 +240,8 @@ impl SourceRoot {
         )?)
     }
 
-    /// Returns whether a directory that cannot be opened is a mount point that this walk would not enter. A FUSE mount
-    /// may deny other users all access, even to its attributes.
+    /// Returns whether a directory that cannot be opened is a mount point that this walk would not enter anyway. A FUSE
+    /// mount may deny other users all access, even to its attributes.
     pub(crate) fn is_excluded_mount(
         self: &Arc<Self>,
         path: &RelPath,
@@ -255,20 +255,20 @@ impl SourceRoot {
                 .is_ok_and(|parent| is_mount_point(parent.fd(), name.as_os_str()))
     }
 
-    /// Returns a function that converts an error number of opening the directory at `path` into an error.
+    /// Returns a function that converts an error number from opening the directory at `path` into a [`ScanError`].
     pub(crate) fn open_error(&self, path: &RelPath) -> impl Fn(Errno) -> ScanError {
         move |errno| ScanError::listed(self.path.join(path.as_path()), Operation::Open, errno)
     }
 
-    /// Returns which files on this device have generated contents, as on proc. Returns `None` if that has not been
-    /// determined for the device yet.
+    /// Returns which files on this device have generated contents, like files on proc. Returns `None` if the device has
+    /// not been queried yet.
     #[must_use]
     pub fn known_generated_files(&self, device: u64) -> Option<GeneratedFiles> {
         self.generated.known(device)
     }
 
-    /// Returns which files on this device have generated contents. If that has not been determined yet, determines it
-    /// from `file`, an open file on the device.
+    /// Returns which files on this device have generated contents. If the device has not been queried yet, queries it
+    /// through `file`, an open file on the device.
     #[must_use]
     pub fn generated(&self, device: u64, file: impl AsFd) -> GeneratedFiles {
         self.generated.query(device, file)
@@ -297,7 +297,7 @@ impl RootIdentity {
         })
     }
 
-    /// Returns whether both identify the same directory.
+    /// Returns whether both identities belong to the same directory.
     pub(crate) fn is_same(self, other: Self) -> bool {
         let is_known =
             [self.born, other.born].map(|born| born != Timestamp::default()) == [true; 2];
@@ -369,8 +369,8 @@ impl Directory {
         self.query_status(AtFlags::empty())
     }
 
-    /// Returns the current identity and times of the directory from the server of a network file system, regardless of
-    /// local caches. A listing after this call is at least as recent.
+    /// Returns the current identity and times of the directory. On a network file system, queries the server instead of
+    /// local caches. A later listing is at least as recent.
     pub(crate) fn query_status_at_server(&self) -> Result<DirectoryStatus> {
         self.query_status(AtFlags::STATX_FORCE_SYNC)
     }
@@ -395,8 +395,8 @@ impl Directory {
         })
     }
 
-    /// Returns whether this directory is a placeholder on Btrfs. A Btrfs snapshot does not include subvolumes below it,
-    /// and contains a placeholder for each. A placeholder is an empty directory whose times are always the current
+    /// Returns whether this directory is a placeholder on Btrfs. A Btrfs snapshot does not contain the subvolumes of
+    /// its original. In place of each, it has a placeholder: an empty directory whose times are always the current
     /// time.
     fn is_placeholder(&self, status: &DirectoryStatus) -> bool {
         status.number.inode == PLACEHOLDER_INODE
@@ -431,7 +431,7 @@ impl Directory {
     /// single entry.
     ///
     /// # Errors
-    /// Returns [`PathError::PathTooLong`], but never for an entry that the scan emitted.
+    /// Returns [`PathError::PathTooLong`]. This never happens for an entry that the scan emitted.
     pub fn target_of(&self, name: &Name) -> std::result::Result<RelPath, PathError> {
         match self.root.extent {
             Extent::Tree => self.target_path.join(name),
@@ -479,7 +479,7 @@ impl Directory {
             .fetch_add(entries as u64, Ordering::Relaxed);
     }
 
-    /// Refuses a name if its target path would exceed the maximum length.
+    /// Returns an error if the target path of a name would exceed the maximum length.
     pub(crate) fn check_length(&self, name: &Name) -> std::result::Result<(), PathError> {
         let bytes = self.target_path.as_bytes().len() + 1 + name.as_bytes().len();
         if bytes > RelPath::BYTES_MAX {
@@ -539,7 +539,7 @@ mod tests {
         assert_eq!(names, [c"...".to_owned()]);
     }
 
-    /// Ext4 gives the inode number of a removed directory to the next one.
+    /// Ext4 reuses the inode number of a removed directory for the next new directory.
     #[test]
     fn a_root_that_is_opened_again_is_the_same_directory() {
         let home = tempfile::tempdir().unwrap();
@@ -553,7 +553,7 @@ mod tests {
         if first == Timestamp::default() {
             return eprintln!("skipped: this file system has no times of birth");
         }
-        // The clock of file systems advances in ticks.
+        // File timestamps advance in ticks, so the directory is recreated until its time of birth differs.
         loop {
             std::fs::remove_dir(&path).unwrap();
             std::fs::create_dir(&path).unwrap();

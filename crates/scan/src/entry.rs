@@ -40,8 +40,8 @@ pub enum ScanItem {
 /// batches.
 #[derive(Debug)]
 pub struct EntryBatch {
-    /// The directory that contains the entries. The directory stays open while the batch exists. A caller that handles
-    /// entries later should keep the root and path of the directory instead of the batch.
+    /// The directory that contains the entries. The directory stays open while the batch exists. A caller that
+    /// processes entries later should keep the root and path of the directory instead of the batch.
     pub directory: Arc<Directory>,
     /// The entries.
     pub entries: Vec<Entry>,
@@ -58,7 +58,7 @@ pub struct Entry {
     pub size: u64,
     /// Permission bits and modification time.
     pub metadata: Metadata,
-    /// The inode number, which reveals a replaced file.
+    /// The inode number, which shows whether a file was replaced.
     pub inode: u64,
     /// The device number of the file system.
     pub device: u64,
@@ -67,12 +67,11 @@ pub struct Entry {
     /// Whether the file may have holes. This is true in two cases:
     ///
     /// - The file occupies less storage than its length, as compressed files also do.
-    /// - The file has attributes. The storage of the attributes is included in the occupied storage, so it could hide
-    ///   holes.
+    /// - The file has attributes. Their storage counts as storage of the file, so it could hide holes.
     pub may_have_holes: bool,
     /// Whether the entry is a mount point. `None` before Linux 5.8.
     pub is_mount: Option<bool>,
-    /// The file that this entry is a hard link to, if the file has several names.
+    /// The identity of the file, if the file has several names.
     pub shared: Option<HardLinkedFile>,
     /// The properties other than kind, size, mode and time.
     pub properties: EntryProperties,
@@ -91,10 +90,10 @@ pub struct HardLinkedFile {
 
 /// The identity of a file with several names.
 ///
-/// Device and inode number are not sufficient: a file system that is built on others (mergerfs, 9p, some file servers)
-/// can use one number for several files. Files that share a number have different change times, while all hard links of
-/// one file have the same change time. A hard link that is created during the walk may count as another file, which the
-/// next run corrects.
+/// Device and inode number are not sufficient: a file system that combines others (mergerfs, 9p, some file servers) can
+/// use one inode number for several files. Such files have different change times, whereas all hard links of one file
+/// have the same change time. A hard link that is created during the walk may count as another file. The next run
+/// corrects this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HardLinkedFileId {
     /// The inode and device number.
@@ -110,7 +109,7 @@ pub struct EntryProperties {
     pub ids: Ids,
     /// Time of the last read access.
     pub atime: Timestamp,
-    /// A summary of the extended attributes, if any of the requested kinds or an access control list were found.
+    /// A summary of the extended attributes, if the entry has any of the requested kinds or an access control list.
     pub xattrs: Option<Box<XattrMark>>,
 }
 
@@ -143,8 +142,8 @@ pub enum EntryKind {
 }
 
 impl Entry {
-    /// Looks up one name of an open directory, and the extended attributes of the entry that are of these `kinds`. The
-    /// entry type that the listing reported is ignored, because the attributes are needed anyway and are more recent.
+    /// Looks up one name of an open directory, including extended attributes of these `kinds`. Ignores the entry type
+    /// from the listing, because the result of `statx` is needed anyway and is more recent.
     pub(crate) fn look_up(
         directory: &Directory,
         raw_name: &CStr,
@@ -215,9 +214,9 @@ impl HardLinkedFile {
 }
 
 impl EntryProperties {
-    /// Reads the properties of an entry. If any extended attributes are requested, an access control list is looked for
-    /// too. If access control lists are not among `kinds`, `metadata` gets the mode that the entry would have without
-    /// its list. The kinds of attributes that cannot be read are recorded. These attributes are read again when the
+    /// Reads the properties of an entry. If any extended attributes are requested, also looks for an access control
+    /// list. If `kinds` does not include access control lists, sets the mode in `metadata` to the mode that the entry
+    /// would have without its list. Records the kinds of attributes that cannot be read. They are read again when the
     /// entry is sent.
     pub(crate) fn read(
         entry: impl HasXattrs,
@@ -315,7 +314,7 @@ fn is_sparse(stat: &Statx) -> bool {
     told && stat.stx_blocks.saturating_mul(BLOCK_BYTES) < stat.stx_size
 }
 
-/// The unit of block counts, independent of the file system's block size.
+/// The unit of block counts, which does not depend on the file system's block size.
 const BLOCK_BYTES: u64 = 512;
 
 fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
@@ -324,8 +323,8 @@ fn raw_path(directory: &Directory, name: &CStr) -> PathBuf {
         .join(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// The requested attributes. Sizes are synchronized as for `stat` (no `AT_STATX_DONT_SYNC`), because an outdated size
-/// would make the transfer of the file fail later.
+/// The `statx` fields to request. `AT_STATX_DONT_SYNC` is not set, because an outdated size would make the transfer of
+/// the file fail later.
 pub(crate) const STATX_FIELDS: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
     .union(StatxFlags::INO)
@@ -366,7 +365,7 @@ mod tests {
         );
     }
 
-    /// An entry whose attributes can at most be listed, but not read.
+    /// An entry whose attributes cannot be read, and perhaps not even listed.
     #[derive(Clone, Copy)]
     struct Unreadable(rustix::io::Result<&'static [u8]>);
 

@@ -1,6 +1,6 @@
-//! Errors about single entries, after which the walk of the other entries continues.
+//! Errors about single entries. They do not stop the walk of other entries.
 //!
-//! **Invariant:** every error contains the full path as the user could type it.
+//! **Invariant:** every error contains the full path in the form in which the user could type it.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use thiserror::Error;
 use zmove_disk::PathCause;
 use zmove_types::{Escaped, PathError};
 
-/// An error that does not stop the walk. The entry that it names is missing from the scan, with everything below it.
+/// An error that does not stop the walk. The entry in the error is missing from the scan, with everything below it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ScanError {
@@ -26,7 +26,7 @@ pub enum ScanError {
         /// The system's error.
         source: io::Error,
     },
-    /// The entry was listed, but another process has removed or renamed it since.
+    /// The entry was listed, but another process has removed or renamed it in the meantime.
     #[error("find '{}': it vanished after it was listed", Escaped::path(path))]
     Vanished {
         /// The path at which the entry was listed.
@@ -56,7 +56,7 @@ pub enum ScanError {
         /// The system's error.
         source: io::Error,
     },
-    /// A root is no longer the directory that the first walk opened.
+    /// The root is no longer the directory that the first walk opened.
     #[error(
         "list directory '{}': it is no longer the same directory as at the start",
         Escaped::path(path)
@@ -111,10 +111,10 @@ pub enum Difference {
     /// The entry does not exist here.
     #[error("it does not exist here")]
     Missing,
-    /// The entry is a mount point here, but not at the head, the node that leads the job.
+    /// The entry is a mount point on this node, but not at the head (the node that leads the job).
     #[error("it is a mount point here, but not at the node that leads")]
     MountedHere,
-    /// The entry is a mount point at the head, the node that leads the job, but not here.
+    /// The entry is a mount point at the head (the node that leads the job), but not on this node.
     #[error("it is a mount point at the node that leads, but not here")]
     NotMountedHere,
 }

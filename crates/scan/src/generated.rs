@@ -1,6 +1,6 @@
-//! File systems such as proc and sysfs that generate the contents of a file when it is read. Such a file has length 0
-//! or the length of a page, whatever its contents. On some FUSE file systems, single files have generated contents and
-//! length 0.
+//! Detects file systems such as proc and sysfs, which generate the contents of a file when it is read. Such a file
+//! reports length 0 or the length of a page, regardless of its contents. On some FUSE file systems, certain files have
+//! generated contents and length 0.
 //!
 //! **Invariant:** the type of each file system is queried once, by device number.
 
@@ -9,8 +9,7 @@ use std::sync::{PoisonError, RwLock};
 
 use rustix::fs::{FsWord, fstatfs};
 
-/// The files of a file system whose contents may be generated when the files are read, so that their lengths are
-/// meaningless.
+/// The files of a file system whose contents may be generated on reading, so that their lengths are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeneratedFiles {
     /// No files.
@@ -48,15 +47,15 @@ pub(crate) struct GeneratedFileSystems {
 }
 
 impl GeneratedFileSystems {
-    /// Returns which files on this device have generated contents, or `None` if that has not been determined yet.
+    /// Returns which files on this device have generated contents, or `None` if the device has not been queried yet.
     pub(crate) fn known(&self, device: u64) -> Option<GeneratedFiles> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let found = known.iter().find(|(of, _)| *of == device);
         found.map(|(_, generated)| *generated)
     }
 
-    /// Returns which files on this device have generated contents. If that has not been determined yet, determines it
-    /// from `file`, an open file on the device.
+    /// Returns which files on this device have generated contents. If the device has not been queried yet, queries it
+    /// through `file`, an open file on the device.
     pub(crate) fn query(&self, device: u64, file: impl AsFd) -> GeneratedFiles {
         self.known(device).unwrap_or_else(|| {
             let Ok(stat) = fstatfs(file) else {

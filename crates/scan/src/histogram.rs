@@ -1,6 +1,6 @@
 //! A histogram of the file sizes in a tree, which helps to choose how to transfer it.
 //!
-//! It is filled by a scan, and `zmove scan` prints it as a table or as JSON. **Invariant:** the buckets, the size
+//! A scan fills the histogram, and `zmove scan` prints it as a table or as JSON. **Invariant:** the buckets, the size
 //! classes and the totals count the same files, so their sums are equal.
 
 use serde::{Serialize, Serializer};
@@ -28,9 +28,9 @@ pub struct Histogram {
     pub symlinks: u64,
     /// FIFOs, sockets and devices.
     pub specials: u64,
-    /// Entries that could not be read, without those that vanished.
+    /// Entries that could not be read, except those that vanished.
     pub errors: u64,
-    /// Entries that were listed but no longer existed at look-up.
+    /// Entries that were listed but no longer existed when they were looked up.
     pub vanished: u64,
     /// The largest file. The value is its size in bytes.
     pub largest_file: Option<Extreme>,

@@ -1,7 +1,7 @@
 //! Walks source trees in parallel and streams their entries in bounded batches.
 //!
 //! The sender plans a transfer from the stream while the walk is running, and `zmove scan` turns the stream into a
-//! [`Histogram`]. **Invariant:** below a root, nothing is opened through a symbolic link or `..`. So the walk cannot
+//! [`Histogram`]. **Invariant:** below a root, the walk opens no entry through a symbolic link or `..`. So it cannot
 //! leave its tree, even if entries are renamed while it runs.
 //!
 //! ```

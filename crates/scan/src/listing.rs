@@ -1,7 +1,7 @@
 //! Buffers for listing directories, reused from one listing to the next.
 //!
-//! **Invariant:** a listing contains each name once. Some file systems (Gluster, unions, some NFS servers) return a
-//! name twice. Without this invariant, everything below a directory with such a name would be walked twice.
+//! **Invariant:** a listing contains each name once. Some file systems (Gluster, union file systems, some NFS servers)
+//! return a name twice. If that name is a directory, the walk would otherwise visit the directory twice.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -15,7 +15,7 @@ pub(crate) struct Listing {
 }
 
 /// The names in the current listing, stored as 128-bit hashes. Each hash takes about 35 bytes, so that directories of
-/// millions of names need little memory. The keys are random, so nobody can construct names with equal hashes.
+/// millions of names need little memory. The hash keys are random, so nobody can choose names with equal hashes.
 #[derive(Debug, Default)]
 pub(crate) struct SeenNames {
     hashes: HashSet<[u64; 2]>,

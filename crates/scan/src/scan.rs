@@ -1,7 +1,6 @@
 //! A running scan, as seen by its consumer.
 //!
-//! **Invariant:** the threads of the walk end when everything has been walked, or soon after the last consumer is
-//! dropped.
+//! **Invariant:** the threads of the walk end when the walk is complete, or soon after the last consumer is dropped.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +25,7 @@ pub struct Scan {
 
 /// Starts to walk `roots` and returns immediately.
 ///
-/// The walk has its own thread pool, because its threads block while the consumer is slow. If the threads cannot be
+/// The walk has its own thread pool, because its threads block if the consumer is slow. If the threads cannot be
 /// started, the stream consists of one [`ScanError::Threads`].
 #[must_use]
 pub fn scan(roots: Vec<ScanRoot>, config: &ScanConfig) -> Scan {
@@ -54,7 +53,7 @@ fn start(config: &ScanConfig, work: impl FnOnce(ThreadPool, Arc<Walk>)) -> Scan 
         tally: Arc::default(),
     };
     match start_pool(config.threads.max(1)) {
-        // The threads of the pool end when its handle is dropped and the jobs spawned on it are done.
+        // The threads of the pool end when the handle of the pool is dropped and all its jobs have ended.
         Ok(pool) => work(pool, Arc::new(Walk::new(output, config, scan.tally()))),
         Err(error) => {
             let item = ScanItem::Error(ScanError::Threads {
@@ -103,7 +102,7 @@ impl Scan {
     }
 
     /// Returns the number of entries that the selection has excluded so far. An excluded directory counts as one entry,
-    /// whatever it contains.
+    /// regardless of its contents.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.tally.left_out()
@@ -115,7 +114,7 @@ impl Scan {
         self.tally.parts()
     }
 
-    /// Returns the times that the threads of the walk have spent so far: working on the file system, or blocked by the
+    /// Returns the time for which the threads of the walk have been working on the file system or blocked by the
     /// consumer. A walk has no upstream stage, so its threads never wait for input.
     #[must_use]
     pub fn times(&self) -> StageTimes {

@@ -1,9 +1,9 @@
 //! Selects entries by name, with rules in gitignore syntax, and files by size.
 //!
 //! The walk checks each name before it looks up the entry. So an excluded entry costs no system call, and an excluded
-//! directory is not opened. An entry is checked after its look-up only if the result depends on its kind (a rule that
+//! directory is not opened. An entry is checked after the look-up only if the result depends on its kind (a rule that
 //! ends in `/`) or on its size. All rules are compiled into one set, which `globset` matches in one pass. The last
-//! matching rule decides. Excluded entries are counted, and an excluded directory counts as one entry.
+//! matching rule decides. The walk counts excluded entries. An excluded directory counts as one entry.
 //!
 //! A mirror also checks names that exist only at the target. Sizes are ignored for these names, because a file that is
 //! excluded by its size still exists at the source.
@@ -28,8 +28,8 @@ pub(crate) use directory_filter::DirectoryFilter;
 pub use pattern::{Effect, PatternError, Rule};
 
 /// A selection of entries. The last rule that matches a path decides, and a path without a matching rule is included.
-/// Rules match paths below the target, so the rule `/x` matches the entry `x` directly in the target. Nothing below an
-/// excluded directory is checked.
+/// Rules match paths relative to the target, so the rule `/x` matches the entry `x` directly in the target. Entries
+/// below an excluded directory are not checked.
 #[derive(Clone, Debug)]
 pub struct Selection {
     set: GlobSet,
@@ -48,7 +48,7 @@ pub enum PathKind {
     Other,
 }
 
-/// The effect of the rules on a path, for each kind that the entry at the path may have.
+/// The effect of the rules on a path, for each possible kind of the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RuleEffect {
     directory: Effect,
@@ -75,7 +75,7 @@ impl Selection {
         })
     }
 
-    /// Returns whether the name of a path below the target is included, which means that neither the path nor a
+    /// Returns whether the rules include a path below the target. A path is included if neither the path nor a
     /// directory above it is excluded. Sizes are checked separately by [`admits_size`](Self::admits_size).
     #[must_use]
     pub fn admits(&self, path: &RelPath, kind: PathKind) -> bool {
@@ -103,7 +103,8 @@ impl Selection {
         &self.rules
     }
 
-    /// Returns the rules that have not matched any name so far. Names below an excluded directory are not checked.
+    /// Returns the rules that have not matched any name so far. A rule that matches only names below excluded
+    /// directories counts as unmatched.
     pub fn unmatched(&self) -> impl Iterator<Item = &Rule> {
         let rules = self.rules.iter().zip(&*self.matched);
         rules
@@ -114,8 +115,7 @@ impl Selection {
     /// Records that these rules have matched a name during a scan.
     fn record_matches(&self, matches: &[usize]) {
         let matched = matches.iter().map(|index| &self.matched[*index]);
-        // All threads of a scan record matches here. Reading the flag first avoids taking the cache line from other
-        // threads.
+        // All threads of a scan write here. Reading the flag first avoids contention for the cache line.
         matched
             .filter(|rule| !rule.load(Ordering::Relaxed))
             .for_each(|rule| rule.store(true, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! The sources of a scan: how they are specified, and the names found in them.
+//! The sources of a scan: their specification, and the names that they contain.
 
 pub(crate) mod name_glob;
 pub(crate) mod path_list;

@@ -1,9 +1,8 @@
 //! The jobs of a walk: visiting a root, listing a directory, and looking up a batch of its names.
 //!
-//! Each job runs on the walk's own rayon pool, newest first. So a thread walks depth-first, and few directories are
-//! waiting to be listed. **Invariant:** a directory that is waiting is stored as a path, not as a descriptor. The
-//! number of open descriptors is bounded by the number of threads, of batches of names to look up, and of emitted
-//! batches that are not dropped yet.
+//! Jobs run on the walk's own rayon pool, newest first. So a thread walks depth-first, and few directories are queued.
+//! **Invariant:** a queued directory is stored as a path, not as a descriptor. Descriptors are open only for running
+//! threads, for batches of names that are queued for look-up, and for emitted batches that are not dropped yet.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::AsFd;
@@ -102,7 +101,7 @@ impl Walk {
 
     /// Returns the reason why a name is skipped, or `None` if the name is not skipped.
     fn unfinished(&self, directory: &Directory, name: &CStr) -> Option<Unfinished> {
-        // An entry that is itself the root of the walk is never skipped.
+        // The root of a walk is never skipped, even if it has such a name.
         let skip_filter = self
             .config
             .skip_filter
@@ -110,7 +109,8 @@ impl Walk {
         skip_filter(directory.fd().as_fd(), name.to_bytes())
     }
 
-    /// Returns whether a name is skipped. If the skipped entry is a part of an unfinished transfer, counts the part.
+    /// Returns whether a name is skipped. If the name is skipped because it is a part of an unfinished transfer, counts
+    /// the part.
     fn counts_as_skipped(&self, directory: &Directory, name: &CStr) -> bool {
         let why = self.unfinished(directory, name);
         if why == Some(Unfinished::Part) {
@@ -123,7 +123,7 @@ impl Walk {
         why.is_some()
     }
 
-    /// Opens a directory below a root. Waits while the process is out of descriptors.
+    /// Opens a directory below a root. Waits if the process is out of descriptors.
     fn open(&self, root: &Arc<SourceRoot>, path: &RelPath) -> Result<Arc<Directory>, Errno> {
         self.descriptor_wait
             .open(|| Directory::open(root, path))
@@ -184,8 +184,8 @@ impl<'walk> Worker<'walk> {
             .map_err(root.failed(Operation::Stat))
     }
 
-    /// Visits a root that the previous walk opened as a directory. A root that is a single entry is not visited,
-    /// because a rename elsewhere cannot hide it.
+    /// Revisits a root that the previous walk opened as a directory. A single-entry root is not revisited, because a
+    /// rename elsewhere cannot hide it from the walk.
     fn reread_tree(&mut self, root: &ScanRoot) -> Result<(), ScanError> {
         let Some(walked) = self.walk.config.reread.clone() else {
             return Ok(());
@@ -250,8 +250,8 @@ impl<'walk> Worker<'walk> {
             .and_then(|(_, name)| CString::new(name.as_bytes()).ok());
         let mut names = NameList::default();
         names.push(&name.ok_or_else(|| root.failed(Operation::Stat)(Errno::INVAL))?);
-        // The entry may just have become a directory. Listing that directory then fails with an error, because
-        // directories of a single-entry root are opened with `O_PATH` only.
+        // If the entry has just become a directory, listing it fails with an error, because directories of a
+        // single-entry root are opened only with `O_PATH`.
         self.look_up(&directory, &names, Visit::Entries);
         Ok(())
     }
@@ -279,8 +279,8 @@ impl<'walk> Worker<'walk> {
         }
     }
 
-    /// Lists a directory of the walk and records the directory's times for later walks. The times are read after the
-    /// names, so that the times show every change that the names may not include.
+    /// Lists a directory and records its times for later walks. The times are read after the names, so they reflect
+    /// every change that the names may lack.
     fn visit(&mut self, directory: &Arc<Directory>, visit: Visit) -> Result<(), Errno> {
         let before = match &self.walk.config.reread {
             Some(_) => Some(directory.status()?),
@@ -298,7 +298,7 @@ impl<'walk> Worker<'walk> {
         Ok(())
     }
 
-    /// Returns which entries of a directory to visit.
+    /// Returns which entries of a directory the walk visits.
     fn visit_for(
         &self,
         directory: &Directory,
@@ -311,7 +311,7 @@ impl<'walk> Worker<'walk> {
         match walked.change(before) {
             _ if moved == Visit::Tree => Visit::Tree,
             DirectoryChange::Nothing => Visit::Directories,
-            // A root cannot have been moved here without being noticed, because its inode number was compared.
+            // A root cannot have been moved here undetected, because its inode number was compared.
             DirectoryChange::Replaced if !directory.source_path().is_root() => Visit::Tree,
             DirectoryChange::Replaced | DirectoryChange::Names => Visit::Entries,
         }
@@ -341,7 +341,7 @@ impl<'walk> Worker<'walk> {
         self.walk.put_back(Scratch { listing, names });
     }
 
-    /// Queues a job for another thread. If enough jobs are waiting, runs the job directly.
+    /// Queues a job for another thread, or runs it directly if enough jobs are queued.
     fn run_or_queue(&mut self, job: impl FnOnce(&mut Worker<'_>) + Send + 'static) {
         if self.walk.batches_waiting.fetch_add(1, Ordering::Relaxed) >= self.walk.config.threads {
             self.walk.batches_waiting.fetch_sub(1, Ordering::Relaxed);
@@ -453,7 +453,7 @@ impl<'walk> Worker<'walk> {
 /// The entries of a directory that a walk visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
-    /// The entries of the directory. Whether subdirectories are visited is decided for each of them.
+    /// The entries of the directory. The walk decides for each subdirectory which of its entries to visit.
     Entries,
     /// All entries in and below the directory.
     Tree,
@@ -461,7 +461,7 @@ enum Visit {
     Directories,
 }
 
-/// Returns whether an entry must be looked up when only directories are visited. Not all file systems report the kind
+/// Returns whether an entry must be looked up if only directories are visited. Some file systems do not report the kind
 /// of an entry in a listing.
 fn may_be_directory(entry: &RawDirEntry<'_>) -> bool {
     matches!(entry.file_type(), FileType::Directory | FileType::Unknown)

@@ -1,6 +1,6 @@
 //! Applies the selection to the names of one directory during a walk.
 //!
-//! **Invariant:** without a selection, nothing is copied, matched or counted.
+//! **Invariant:** if there is no selection, no name is copied, matched or counted.
 
 use std::ffi::CStr;
 
@@ -16,7 +16,7 @@ pub(crate) struct DirectoryFilter<'a> {
     /// A buffer for the target path of a name, reused for each name.
     path: Vec<u8>,
     matches: Vec<usize>,
-    /// The result of the rules for the last checked name.
+    /// The effect of the rules on the last name that was checked.
     answer: RuleEffect,
     /// The number of excluded entries.
     pub(crate) left_out: u64,

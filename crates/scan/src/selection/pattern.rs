@@ -1,14 +1,14 @@
 //! Translates patterns in gitignore syntax to the syntax of `globset`. A test compares the results with git.
 //!
-//! The translation covers the differences between `globset` and git: braces are literal, classes never match a `/`, and
-//! `**` is special only between slashes. Patterns that git accepts but that can never match (`a//b`, `[z-a]`, an
-//! unclosed `[`) are refused. One difference remains: if letters precede a `**` (`/d**`), git matches across slashes,
-//! contrary to its manual, and zmove does not. Both match bytes, so names need not be UTF-8.
+//! The translation handles the differences between `globset` and git: in git, braces are literal, classes never match a
+//! `/`, and `**` is special only between slashes. Git accepts patterns that can never match (`a//b`, `[z-a]`, an
+//! unclosed `[`), but zmove refuses them. One difference remains: if letters precede a `**` (`/d**`), git matches
+//! across slashes, contrary to its manual, and zmove does not. Both match bytes, so names need not be UTF-8.
 //!
-//! The crate `ignore` also parses such lines and would need less code here. But it passes them to `globset` almost
-//! unchanged, so that braces are alternatives. It silently accepts patterns that can never match. It also returns the
-//! result for one kind of entry at a time. Here one check determines whether a name is included as any kind of entry,
-//! so an excluded name is never looked up.
+//! The crate `ignore` also parses gitignore lines and would need less code here. But it passes them to `globset` almost
+//! unchanged, so that braces mean alternatives, and it silently accepts patterns that can never match. It also checks
+//! one kind of entry at a time. This module checks a name for all kinds at once, so an excluded name is never looked
+//! up.
 
 mod class;
 
@@ -50,14 +50,14 @@ pub enum PatternError {
     /// The pattern is empty or can never match.
     #[error("it matches nothing")]
     Nothing,
-    /// The pattern starts with `#`. On the command line, the user cannot have meant a comment.
+    /// The pattern starts with `#`. On the command line, this cannot be meant as a comment.
     #[error("a '#' at its start makes it a comment: write '\\#'")]
     Comment,
     /// The pattern of an include starts with `!`, which would turn it into an exclude.
     #[error("a '!' at its start inverts it: use --exclude, or write '\\!'")]
     NegatedInclude,
-    /// The pattern is a rule in rsync syntax. In gitignore syntax, such a rule would match only a name that hardly any
-    /// file has. The value is advice for the user.
+    /// The pattern is a rule in rsync syntax. In gitignore syntax, such a rule would match only very unusual names. The
+    /// value is advice for the user.
     #[error("{0}")]
     RsyncRule(String),
     /// The pattern ends in a backslash.
@@ -132,7 +132,7 @@ impl Rule {
         self.effect
     }
 
-    /// Returns the pattern as given, without a leading `!` that negates it.
+    /// Returns the pattern as given, without the leading `!` of an include.
     #[must_use]
     pub const fn pattern(&self) -> &str {
         &self.pattern
@@ -169,12 +169,12 @@ fn without_trailing_spaces(line: &str) -> &str {
     &line[..trimmed.len() + usize::from(escaped)]
 }
 
-/// Translates a pattern. A pattern without a slash matches names at any depth, and one with a slash matches whole
+/// Translates a pattern. A pattern without a slash matches names at any depth. A pattern with a slash matches whole
 /// paths.
 fn translate(body: &str) -> Result<String, PatternError> {
     let anchored = body.contains('/');
     let body = body.strip_prefix('/').unwrap_or(body);
-    // Rules are never applied to paths that contain such names.
+    // No path contains such a component, so the pattern could never match.
     if body.split('/').any(|name| matches!(name, "" | "." | "..")) {
         return Err(PatternError::Nothing);
     }

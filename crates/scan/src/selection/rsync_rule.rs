@@ -1,5 +1,5 @@
-//! Recognizes rules in the syntax of rsync's filter files (`- *.tmp`). In gitignore syntax, such a rule matches only a
-//! name that hardly any file has. So a file of such rules would silently include everything.
+//! Recognizes rules in the syntax of rsync's filter files (`- *.tmp`). In gitignore syntax, such a rule matches only
+//! very unusual names. So a file of rsync rules would silently include everything.
 
 /// Returns advice for a line of a file, if the line looks like an rsync rule.
 pub(super) fn advice_for_line(line: &str) -> Option<String> {
@@ -21,7 +21,7 @@ pub(super) fn advice_for_line(line: &str) -> Option<String> {
     ))
 }
 
-/// Returns advice for a pattern on the command line, where rsync knows only the signs `-` and `+`.
+/// Returns advice for a pattern on the command line, where rsync accepts only the signs `-` and `+`.
 pub(super) fn advice_for_pattern(pattern: &str) -> Option<String> {
     let is_signed = pattern.starts_with("- ") || pattern.starts_with("+ ");
     is_signed.then(|| advice_for_line(pattern)).flatten()
@@ -39,7 +39,7 @@ impl<'a> RsyncRule<'a> {
     fn of(line: &'a str) -> Option<Self> {
         let (head, pattern) = match line {
             "-C" | ":C" => (line, ""),
-            // rsync also allows `_` as a separator. After a letter, it is more likely to be part of a name.
+            // rsync also allows `_` as a separator, but after a letter it is more likely to be part of a name.
             _ if line.starts_with("-_") || line.starts_with("+_") => (&line[..1], &line[2..]),
             _ => line.split_once(' ').filter(|(_, rest)| !rest.is_empty())?,
         };

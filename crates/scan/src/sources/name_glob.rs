@@ -1,9 +1,9 @@
-//! Shell globs for single names: `*`, `?`, `[a-z]`, `[!a]`, and `\` to make the next character literal. The path of a
-//! source on another host may contain them. That host matches its names against the glob, and the requesting host
+//! Shell globs for single names: `*`, `?`, `[a-z]`, `[!a]`, and `\` to make the next character literal. A user may type
+//! them in the path of a source on another host. That host matches the glob against its names, and the requesting host
 //! checks the received names again.
 //!
-//! **Invariant:** a glob matches bytes, in time proportional to at most the product of the two lengths. It matches a
-//! name that starts with a dot only if the glob starts with a dot too.
+//! **Invariant:** a glob matches bytes, and matching takes at most time proportional to the product of both lengths. A
+//! glob matches a name that starts with a dot only if the glob starts with a dot too.
 
 /// Returns whether a path component is a glob.
 #[must_use]
@@ -46,8 +46,7 @@ pub fn glob_matches(glob: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Returns the number of bytes of the glob that form its first element, if that element matches `byte`. Returns `None`
-/// if it does not match.
+/// Returns the length in bytes of the first element of the glob if that element matches `byte`, or `None` otherwise.
 fn match_one(glob: &[u8], byte: u8) -> Option<usize> {
     match glob {
         [b'?', ..] => Some(1),

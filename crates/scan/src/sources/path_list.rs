@@ -1,6 +1,6 @@
 //! Lists of paths to send (`--files-from`), read on demand.
 //!
-//! **Invariant:** only the paths of one read are in memory at a time, and no path of the list leads out of the root.
+//! **Invariant:** only the paths of one read are in memory at a time, and no path in the list leads outside the root.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -54,8 +54,8 @@ impl PathList {
         }
     }
 
-    /// Returns the next paths, or `None` at the end of the list. The result contains only the paths that one read has
-    /// delivered, so that these paths need not wait for later ones.
+    /// Returns the next paths, or `None` at the end of the list. The result contains only the paths of one read, so
+    /// that they need not wait for the next read.
     pub(crate) fn next_batch(&mut self) -> Option<Vec<ListedPath>> {
         let mut batch = Vec::new();
         let mut text = Vec::new();
@@ -150,11 +150,11 @@ impl fmt::Debug for PathList {
     }
 }
 
-/// Size of one read in bytes. A larger read groups more paths of the same directory.
+/// Size of one read, in bytes. A larger read lets more paths of the same directory be grouped.
 const BUFFER_BYTES: usize = 512 * 1024;
 /// Maximum length of a path in the list, with room for the longest valid path and some `.` components.
 const TEXT_BYTES_MAX: usize = 2 * RelPath::BYTES_MAX;
-/// Maximum number of bytes of an invalid path to show in a message.
+/// Maximum number of bytes of an invalid path that are shown in a message.
 const SHOWN_BYTES_MAX: usize = 4096;
 
 #[cfg(test)]

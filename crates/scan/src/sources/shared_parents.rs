@@ -1,8 +1,9 @@
-//! Opens the roots of one walk, which may be thousands. Files in one directory share one descriptor of that directory.
-//! Most directories are opened again whenever they are used.
+//! Opens the roots of one walk. A walk may have thousands of roots, so the number of open descriptors is limited. Files
+//! in the same directory share one descriptor of that directory. Most roots that are directories are reopened for each
+//! use.
 //!
-//! **Invariant:** one descriptor per directory that contains files stays open, and a few descriptors of roots that are
-//! directories. All of them are closed when the roots are dropped.
+//! **Invariant:** one descriptor stays open per directory that contains single-entry roots, and a few stay open for
+//! roots that are directories. All of them are closed when the roots are dropped.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -25,8 +26,7 @@ pub(crate) struct SharedParents {
     roots: AtomicUsize,
 }
 
-/// Number of roots that stay open. Each further root is opened again whenever it is used, which costs three system
-/// calls.
+/// Number of roots that stay open. All other roots are reopened for each use, which costs three system calls.
 const ROOTS_OPEN_MAX: usize = 16;
 
 impl SharedParents {

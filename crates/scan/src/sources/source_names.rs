@@ -1,10 +1,10 @@
-//! The complete names of source trees, directory by directory. A mirror keeps these names at the target.
+//! Lists all names in the source trees, directory by directory. A mirror keeps these names at the target.
 //!
-//! **Invariant:** a [`DirectoryNames`] contains every name of its directory, including names that a selection excludes.
-//! If a directory cannot be read completely, an error is returned instead. If a root is not the directory that the
-//! first walk opened, an error is returned too. If a mount of the first walk was not found again, an error is returned
-//! at the end of the listings. As in the walk, nothing below a root is opened through a symbolic link, and no excluded
-//! directory is opened.
+//! **Invariant:** a [`DirectoryNames`] contains every name of its directory, including names that the selection
+//! excludes. Otherwise, the iterator returns an error. It does so if a directory cannot be read completely, or if a
+//! root is not the directory that the first walk opened. After all listings, it also does so if a mount of the first
+//! walk is missing. As in the walk, nothing below a root is opened through a symbolic link, and no excluded directory
+//! is opened.
 
 use std::ffi::CStr;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub struct DirectoryNames {
     pub names: Vec<Name>,
     /// Whether the names may differ from the names that the first walk found.
     pub changed: bool,
-    /// A source directory without any entries that maps to this directory, if there is one.
+    /// An empty source directory that maps to this directory, if any.
     pub empty_source: Option<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ struct PendingDirectory {
     path: RelPath,
     /// Names that other roots add to this directory.
     added_names: Vec<Name>,
-    /// Whether the directory may have been moved here since the first walk, together with a directory above it.
+    /// Whether the directory may have been moved here since the first walk, alone or with a directory above it.
     moved: bool,
 }
 
@@ -71,8 +71,8 @@ struct DirectoryContents {
 
 impl SourceNames {
     /// Creates the listings of these roots. `config` is the configuration of the first walk, with its record. The first
-    /// walk must have ended. Directories that the selection excludes or that lie on other file systems are not listed.
-    /// A root that is not a directory has no listing.
+    /// walk must have ended. Directories that the selection excludes, or that are on other file systems, are not
+    /// listed. A root that is not a directory has no listing.
     #[must_use]
     pub fn of(roots: &[ScanRoot], config: ScanConfig) -> Self {
         let walk_record = config.walk_record.as_ref();
@@ -180,7 +180,7 @@ impl SourceNames {
         } else {
             DirectoryContents::default()
         };
-        // The times are read after the names, so the recorded times cover every change that the names include.
+        // The times are read after the names, so the times reflect every change that the names include.
         let status = directory.status().map_err(&failed)?;
         if let Some(mount) = status.mount(root) {
             self.missing_mounts.remove(&mount);
@@ -188,7 +188,7 @@ impl SourceNames {
         let walk_record = self.config.walk_record.as_ref();
         let change = walk_record.map_or(DirectoryChange::Nothing, |walk| walk.change(&status));
         found.changed = change != DirectoryChange::Nothing;
-        // A root cannot have been moved here unnoticed, because its inode number was compared.
+        // A root cannot have been moved here undetected, because its inode number was compared.
         found.moved = change == DirectoryChange::Replaced && !path.is_root();
         Ok(within.then(|| (directory.target_path().clone(), found)))
     }
@@ -208,7 +208,7 @@ impl SourceNames {
 }
 
 impl PendingDirectory {
-    /// Creates the top directory of some roots. `added_names` holds the names of other roots in it.
+    /// Creates the entry for the top directory of some roots. `added_names` holds the names of other roots in it.
     fn top(roots: Vec<Arc<SourceRoot>>, added_names: Vec<Name>) -> Self {
         Self {
             roots,
@@ -220,7 +220,7 @@ impl PendingDirectory {
 }
 
 impl DirectoryContents {
-    /// Adds an entry. Always returns `true`, so that the listing continues.
+    /// Adds an entry to the contents. Always returns `true`, so that the listing continues.
     fn add(
         &mut self,
         directory: &Directory,
@@ -228,7 +228,7 @@ impl DirectoryContents {
         name: &CStr,
         kind: FileType,
     ) -> Result<bool, ScanError> {
-        // The directory of a shared job is never listed. A mirror does not remove such directories at the target.
+        // Directories of shared jobs are never listed. A mirror does not remove them at the target either.
         if is_shared_job_name(name.to_bytes()) {
             return Ok(true);
         }

@@ -1,28 +1,28 @@
-//! A record of the first walk of some roots, with which a later walk checks that it sees the same trees. The walks of a
-//! mirror share one record across all sessions of a run, because each walk opens the sources by path and may reach
-//! other directories.
+//! A record of the first walk of some roots. A later walk uses it to check that it sees the same trees. All walks of a
+//! mirror's run share one record, because each walk opens the sources by path and may reach other directories.
 //!
-//! The record holds the roots, the time at which the first walk began, and the device and inode of each directory below
-//! a root that is the root of a mount (`STATX_ATTR_MOUNT_ROOT`, or before Linux 5.8 each directory on another device
-//! than its root). Recording the mounts costs a `statx` per directory.
+//! The record holds the roots, the time at which the first walk began, and the device and inode of each mount point
+//! below a root. A mount point has `STATX_ATTR_MOUNT_ROOT`, or before Linux 5.8 another device than its root. To find
+//! mount points, the walk calls `statx` for each directory.
 //!
-//! Names are not recorded. A rename gives both directories a new ctime, so a directory whose ctime is later than the
-//! beginning of the walk may have lost or gained names. If the ctime is later but the mtime is not, the directory
-//! itself was renamed, its mode was changed, or a program has set its times back. Everything below such a directory
-//! counts as changed too, because a directory that replaces another one contains subdirectories with old times.
+//! The record contains no names. Instead, changes are detected by ctimes. A rename updates the ctimes of both
+//! directories, so a directory whose ctime is later than the start of the walk may have lost or gained names. If the
+//! ctime is later but the mtime is not, the directory itself was renamed, its mode was changed, or a program has reset
+//! its mtime. Everything below such a directory counts as changed too, because the directory may have replaced another
+//! one, and its subdirectories have old times.
 //!
-//! A walk also records whether a directory had changed between the beginning of the walk and the listing of the
-//! directory. A file that was moved from this directory into a directory that had already been listed may be missing
-//! from the scan. Another walk ([`ScanConfig::reread`](crate::ScanConfig)) visits the changed directories again.
+//! A walk also records whether a directory changed between the start of the walk and the listing of the directory. If a
+//! file was moved from such a directory into one that had already been listed, the scan misses the file. Another walk
+//! ([`ScanConfig::reread`](crate::ScanConfig)) visits the changed directories again.
 //!
-//! The time of the beginning is read from the clock, and the walk starts in the next tick of the clock. File systems
-//! take timestamps from ticks, so a change just before the beginning would otherwise look like a change just after it.
-//! If source and target are on one host, the journals that a push writes into a source do not count as changes. A
-//! manifest does not count either, because it is created before the beginning and renamed after the end.
+//! The start time is read from the clock, and the walk begins at the next tick of the clock. File systems take
+//! timestamps from ticks, so a change just before the start would otherwise look like a change just after it. If source
+//! and target are on the same host, journals that the push writes into a source do not count as changes. A manifest
+//! does not count either, because it is created before the start and renamed after the end.
 //!
-//! **Invariant:** the entry of a root is never replaced. The first roots stay open while the record exists, so that no
-//! other directory can get their inode numbers. Any other root is recognized by its time of birth too. On a file system
-//! without such times, the ctimes of a new directory and of its subdirectories show the change.
+//! **Invariant:** the recorded identity of a root never changes. The first roots stay open while the record exists, so
+//! no other directory can get their inode numbers. All other roots are identified by their time of birth too. On a file
+//! system without times of birth, the ctimes of a new directory and of its subdirectories show the change.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -46,11 +46,11 @@ pub struct WalkRecord {
     own: Vec<FileNumber>,
     roots: Lock<HashMap<PathBuf, KnownRoot>>,
     mounts: Lock<Mounts>,
-    /// Whether any directory had changed between the beginning of the walk and its listing.
+    /// Whether any directory changed between the start of the walk and its listing.
     has_changed: AtomicBool,
-    /// Whether the time of any such change had no fraction of a second.
+    /// Whether the time of such a change had no fraction of a second.
     has_whole_seconds: AtomicBool,
-    /// The directories that may have changed while they were reread.
+    /// The directories that may have changed while a walk reread them.
     unstable_directories: Lock<Vec<PathBuf>>,
 }
 
@@ -62,13 +62,13 @@ struct KnownRoot {
     open: Option<Arc<SourceRoot>>,
 }
 
-/// The mounts below the roots, each with its path.
+/// The mount points below the roots, by identity, each with its path.
 pub(crate) type Mounts = HashMap<FileNumber, PathBuf>;
 
-/// The state just before a directory was listed.
+/// The state just before a directory is listed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListingStart {
-    /// The time of the clock that file systems use for timestamps, just before the listing.
+    /// The time of the clock that file systems use for timestamps.
     began: Timestamp,
     /// The identity and times of the directory, if the walk rereads it.
     before: Option<DirectoryStatus>,
@@ -78,16 +78,16 @@ pub(crate) struct ListingStart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DirectoryChange {
     Nothing,
-    /// Names may have been added or removed.
+    /// Entries may have been added or removed.
     Names,
     /// The directory, with everything below it, may have replaced another directory.
     Replaced,
 }
 
 impl WalkRecord {
-    /// Creates a record for a walk that is about to begin. Returns in the next tick of the clock, so that every change
-    /// on this host after the return gets a later time than any change before it. Changes of the directories in `own`
-    /// are ignored.
+    /// Creates a record for a walk that is about to start. Returns at the next tick of the clock, so that every later
+    /// change on this host gets a later timestamp than any earlier change. Changes of the directories in `own` are
+    /// ignored.
     #[must_use]
     pub fn begin(own: Vec<FileNumber>) -> Self {
         let began = now(ClockId::Realtime);
@@ -106,8 +106,8 @@ impl WalkRecord {
         }
     }
 
-    /// Creates a record for a walk that visits again the directories that changed since this walk began. First waits
-    /// until later changes get a later time, even on a file system that stores whole seconds.
+    /// Creates a record for a walk that rereads the directories that have changed since this walk began. First waits
+    /// until further changes get a later timestamp, even on a file system that stores whole seconds.
     #[must_use]
     pub fn begin_reread(&self) -> Self {
         if self.has_whole_seconds.load(Ordering::Relaxed) {
@@ -133,12 +133,12 @@ impl WalkRecord {
     }
 
     /// Returns the root that is recorded for this path, or `None` if no walk has opened the path as a directory. The
-    /// inner value is the open root. It is `None` if the root is not kept open.
+    /// inner value is the open root, or `None` if the root is not kept open.
     pub(crate) fn root(&self, path: &Path) -> Option<Option<Arc<SourceRoot>>> {
         self.roots.lock().get(path).map(|known| known.open.clone())
     }
 
-    /// Records the mount on a directory below a root, if there is one.
+    /// Records a directory below a root if it is a mount point.
     pub(crate) fn note_mount(&self, directory: &Directory, status: &DirectoryStatus) {
         if let Some(mount) = status.mount(directory.root()) {
             self.mounts
@@ -148,7 +148,7 @@ impl WalkRecord {
         }
     }
 
-    /// Returns whether an earlier walk has opened another directory at this path. `root` is `None` if the path is no
+    /// Returns whether an earlier walk opened a different directory at this path. `root` is `None` if the path is no
     /// longer a directory.
     pub(crate) fn is_replaced_root(&self, path: &Path, root: Option<&SourceRoot>) -> bool {
         let roots = self.roots.lock();
@@ -163,8 +163,8 @@ impl WalkRecord {
     }
 
     /// Returns the change that the times of a directory indicate. The ctime decides, because no program can set it. If
-    /// only the ctime is later than the beginning, the directory was renamed, its mode was changed, or a program has
-    /// set the mtime back.
+    /// the ctime is later than the start but the mtime is not, the directory was renamed, its mode was changed, or a
+    /// program has reset the mtime.
     pub(crate) fn change(&self, status: &DirectoryStatus) -> DirectoryChange {
         if !self.is_after_begin(status.ctime) || self.own.contains(&status.number) {
             DirectoryChange::Nothing
@@ -192,8 +192,8 @@ impl WalkRecord {
             self.has_changed.store(true, Ordering::Relaxed);
             return;
         };
-        // Whether the change was later than the listing is only certain if the clock of the storage is not ahead of
-        // this host's clock.
+        // If the clock of the storage is ahead of this host's clock, it is not certain that the change was later than
+        // the listing.
         let is_ahead = after.ctime > now(ClockId::Realtime);
         let is_other = before.ctime != after.ctime;
         if is_other || !is_ahead {
@@ -204,13 +204,13 @@ impl WalkRecord {
         }
     }
 
-    /// Returns whether the walk may have missed an entry that was renamed during the walk.
+    /// Returns whether the walk may have missed an entry because it was renamed during the walk.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         self.has_changed.load(Ordering::Relaxed)
     }
 
-    /// Returns the directories that may have changed while a walk visited them again.
+    /// Returns the directories that may have changed while a walk reread them.
     #[must_use]
     pub fn unstable_directories(&self) -> Vec<PathBuf> {
         let mut unstable_directories = self.unstable_directories.lock().clone();
@@ -224,8 +224,8 @@ impl WalkRecord {
 }
 
 impl ListingStart {
-    /// Records that a directory is about to be listed. If the walk visits the directory again, `before` is the
-    /// directory's current status.
+    /// Records that a directory is about to be listed. If the walk rereads the directory, `before` is its current
+    /// status.
     pub(crate) fn begin(before: Option<DirectoryStatus>) -> Self {
         Self {
             began: now(ClockId::RealtimeCoarse),
@@ -253,13 +253,13 @@ fn now(clock: ClockId) -> Timestamp {
     }
 }
 
-/// Small enough to leave descriptors for other uses if the limit on descriptors is low.
+/// Maximum number of roots that stay open. It is small, because the limit on descriptors may be low.
 const ROOTS_OPEN_MAX: usize = 16;
-/// Maximum wait for the next tick, which is longer than a tick. This limit matters only if the clock is set back during
-/// the wait.
+/// Maximum wait for the next tick. It is longer than a tick, and only takes effect if the clock is set back during the
+/// wait.
 const TICK_MAX: Duration = Duration::from_millis(60);
 const PAUSE: Duration = Duration::from_millis(1);
-/// A wait that is longer than the resolution of 2 s that some file systems have.
+/// A wait longer than 2 s, which is the resolution of some file systems.
 const WHOLE_SECONDS: Duration = Duration::from_millis(2100);
 
 #[cfg(test)]
@@ -307,7 +307,7 @@ mod tests {
             [at(7, 5), at(3, 0)].map(|names| change(at(7, 6), names)),
             [DirectoryChange::Replaced; 2]
         );
-        // The modification time can be set to any value.
+        // The modification time alone does not count, because programs can set it.
         assert_eq!(change(at(7, 5), at(99, 9)), DirectoryChange::Nothing);
         // A file system with a resolution of 2 s.
         assert_eq!(
@@ -371,7 +371,7 @@ mod tests {
             walk_record: Some(Arc::clone(&walked)),
             ..ScanConfig::default()
         };
-        // The items are each root with its directory and its file.
+        // Each root yields three items: the root, its directory and its file.
         assert_eq!(scan(roots.clone(), &config).count(), 3 * roots.len());
         assert!(!walked.has_changed());
         rename(path(0).join("d/f"), path(0).join("d/g")).unwrap();

@@ -1,7 +1,7 @@
 //! Waits for free descriptors when the process or the machine has run out of them.
 //!
-//! Consumers release descriptors when they drop batches, so a shortage is usually short. **Invariant:** the wait is
-//! bounded, and the bound is halved after each wait without success. So if a consumer keeps every batch, the walk fails
+//! Consumers release descriptors when they drop batches, so a shortage usually ends soon. **Invariant:** the wait is
+//! bounded, and the bound is halved after each unsuccessful wait. So if a consumer keeps every batch, the walk fails
 //! with errors instead of hanging.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ impl DescriptorWait {
         }
     }
 
-    /// Calls `open` again while the call fails because descriptors are exhausted, until the maximum wait has passed.
+    /// Calls `open` repeatedly while it fails because descriptors are exhausted, until the maximum wait has passed.
     pub(crate) fn open<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
         let mut end = None;
         loop {

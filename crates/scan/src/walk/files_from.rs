@@ -1,14 +1,12 @@
-//! Visits listed paths (`--files-from`) instead of walking a tree. One job reads the list. Every other job looks up the
-//! listed paths of one directory.
+//! Visits listed paths (`--files-from`) instead of walking a tree.
 //!
-//! The reading job takes the paths that one read delivers and groups them by directory. Each other job opens a
-//! directory once for its group and looks up the names. The first job that reaches a directory emits the directory and
-//! its parents, under a lock that the job holds until these items are in the queue. So a directory is always emitted
-//! before any entry in it.
+//! One job reads the list. It groups the paths of each read by directory and queues a job for each group. That job
+//! opens the directory once and looks up the names. The first job that opens a directory emits the directory and its
+//! parents. It holds a lock until these items are in the queue, so a directory is always emitted before any entry in
+//! it.
 //!
-//! A path that is listed twice is sent once. To detect that, the scan stores a fingerprint of each path and each
-//! directory, with keys that are generated at its start. A fingerprint takes at most 60 bytes, including the growth of
-//! its table.
+//! A path that is listed twice is sent once. To detect this, the scan stores a fingerprint of each path and each
+//! directory, with random keys. A fingerprint takes at most 60 bytes, including the growth of its table.
 //!
 //! **Invariant:** a directory is emitted once, and before any entry in it. Any other path is emitted once, however
 //! often it is listed.
@@ -36,8 +34,8 @@ use super::names::NameList;
 #[derive(Debug)]
 struct ListedTree {
     root: Arc<SourceRoot>,
-    /// The directories that have been emitted. The lock is held while a directory is emitted. So if another job finds
-    /// the directory here, that job's items come later in the queue than the directory.
+    /// The directories that have been emitted. The lock is held while a directory is emitted. If another job finds the
+    /// directory here, the directory is already in the queue, ahead of that job's items.
     emitted: Lock<Fingerprints>,
 }
 
@@ -93,8 +91,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Emits the mode and time of the directory to which the paths are relative. The list contains that directory as
-    /// `.`.
+    /// Emits the directory to which the paths are relative, because the list contains it as `.`.
     fn visit_top(&mut self, top: &Arc<Directory>) {
         if let Err(errno) = self.send_root(top) {
             self.report(ScanError::io(top.full_path(), Operation::Stat, errno));
@@ -124,8 +121,8 @@ impl Worker<'_> {
             if self.walk.unfinished(directory, &raw).is_some()
                 && self.admits(&path, PathKind::Other)
             {
-                // A walk of a tree skips such an entry silently. If the user has listed the path, the user needs to
-                // know that the entry is not sent.
+                // A walk of a tree skips such an entry silently. But here the user has listed the path and must learn
+                // that it is not sent.
                 self.report(ScanError::Listed {
                     path: group.path_of(name),
                     fault: ListFault::Unfinished,
@@ -145,7 +142,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Opens a directory after emitting it and the directories above it.
+    /// Emits a directory and the directories above it, unless that has been done, and opens the directory.
     fn enter(&mut self, tree: &ListedTree, path: &RelPath) -> Result<Arc<Directory>, SkipReason> {
         let mut emitted = tree.emitted.lock();
         if !path.is_root() && !emitted.contains(path) {
@@ -269,8 +266,8 @@ fn skip_reason(tree: &ListedTree, path: &RelPath, errno: Errno) -> SkipReason {
     })
 }
 
-/// Converts the error about a directory that could not be looked up into the reason why the paths below the directory
-/// are not sent.
+/// Converts the error of a failed look-up of a directory. The result is the reason why the listed paths below the
+/// directory are not sent.
 fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     match error {
         ScanError::Path { source, .. } => ListFault::Path(source),
@@ -282,8 +279,8 @@ fn fault_of(error: ScanError, path: PathBuf) -> ListFault {
     }
 }
 
-/// Converts the error about a vanished entry into an error about a missing path, because the list may contain a path
-/// that never existed.
+/// Converts the error about a vanished entry into an error about a missing path, because a listed path may never have
+/// existed.
 fn as_list_error(error: ScanError, parent: &RelPath) -> ScanError {
     match error {
         ScanError::Vanished { path } => {

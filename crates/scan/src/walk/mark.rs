@@ -1,28 +1,27 @@
-//! Marks of directories. A mark records the state of a directory that one node of a job has seen, so that another node
-//! can check that it sees the same directory.
+//! Marks of directories. A mark records the state of a directory as seen by one node of a job. Another node uses it to
+//! check that it sees the same directory.
 //!
-//! On a file system shared by all nodes, a directory has the same inode number on each node, and its change time, which
-//! no program can set, never goes back. In a copy, inode numbers differ. If a copy preserves them, as a snapshot or a
-//! cloned volume does, a directory that has changed since the copy was made has an older change time in the copy. A
-//! directory that has changed *later* than its mark is walked in its current state, as in any push. A different
-//! directory at the path is walked too if any directory above it has changed later than recorded, because replacing a
-//! directory changes its parent.
+//! On a file system shared by all nodes, a directory has the same inode number on each node. Its change time never goes
+//! back, and no program can set it. In a copy of the file system, inode numbers differ. A snapshot or a cloned volume
+//! preserves inode numbers. But a directory that was changed after the copy has an older change time in the copy. If a
+//! directory has changed *later* than its mark, its current state is walked, as in any push. A different directory at
+//! the path is walked only if a directory above it has changed later than its mark. Replacing a directory changes its
+//! parent.
 //!
-//! A change above only shows that a directory may have been replaced. In a tree whose upper directories change
-//! constantly, a different inode number alone proves nothing. So three more comparisons prevent a node from sending
-//! another tree:
+//! A change above only shows that a directory may have been replaced. If the upper directories of a tree change
+//! constantly, a different inode number proves nothing. So three more comparisons prevent a node from sending another
+//! tree:
 //!
 //! - The roots are compared before the node joins.
-//! - Change times are compared, because in an outdated copy no directory above has a later change time.
+//! - Change times are compared, because no directory in an outdated copy has a later change time.
 //! - Mounts are compared at every level of the path.
 //!
-//! If a file system itself shows different directories to different hosts without mounts, and its upper directories
-//! change, each node sends the directories that it sees. On a file system that cannot be queried for the current state,
-//! a node may send a directory that exists only in its own name cache, for about a second after the directory was
-//! replaced.
+//! Two cases are not detected. A file system may show different directories to different hosts without mounts. If its
+//! upper directories change too, each node sends the directories that it sees. On a file system that cannot be queried
+//! for its current state, a node may send a replaced directory from its name cache for about a second.
 //!
-//! **Invariant:** a directory with a mark is listed only after it was compared with the mark, and after the server was
-//! queried. An outdated cache on this node is refreshed and does not count as a difference.
+//! **Invariant:** a directory with a mark is listed only after the server was queried and the directory was compared
+//! with the mark. An outdated cache of this node is refreshed and does not count as a difference.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,19 +37,19 @@ use crate::directory::{Directory, DirectoryStatus, SourceRoot};
 use crate::entry::Entry;
 use crate::error::{Difference, ScanError};
 
-/// The state of a directory as a node of the job has seen it.
+/// The state of a directory as seen by a node of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectoryMark {
     /// The inode number.
     pub inode: u64,
     /// The change time.
     pub ctime: Timestamp,
-    /// The latest change time of all directories above this one. The change time of each of them was read before its
-    /// entries were listed. `None` for a root.
+    /// The latest change time of all directories above this one, each read before the directory was listed. `None` for
+    /// a root.
     pub above_ctime: Option<Timestamp>,
 }
 
-/// A directory below a root, and the state of the directory as a node of the job has seen it.
+/// A directory below a root, with the state of the directory as seen by a node of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MarkedPath {
     /// The path below the root.
@@ -88,14 +87,14 @@ impl DirectoryMark {
         }
     }
 
-    /// Returns whether any directory above the marked one has changed since the mark was made. `now` is the current
-    /// latest change time of the directories above.
+    /// Returns whether any directory above the marked one has changed since the mark was made. `now` is the latest
+    /// change time of these directories.
     fn has_changed_above(self, now: Timestamp) -> bool {
         self.above_ctime.is_some_and(|then| now > then)
     }
 
-    /// Returns a mark of the directory that is now at the path, which may have replaced the marked directory. `here` is
-    /// the current state of the directory.
+    /// Returns a mark of the directory that is at the path now. It may have replaced the marked directory. `here` is
+    /// its current state.
     fn refreshed(self, here: &DirectoryStatus, above: Option<Timestamp>) -> Self {
         Self {
             inode: here.number.inode,
@@ -157,14 +156,14 @@ pub(super) fn open_and_compare(
 /// taken from a cache.
 ///
 /// # Errors
-/// Returns an error if the mounts on these directories differ from the mounts at the head, the node that leads the job.
+/// Returns an error if the mounts on these directories differ from those at the head (the node that leads the job).
 fn query_ancestors(
     path: &RelPath,
     config: &ScanConfig,
     open: &impl Fn(&RelPath) -> Result<Arc<Directory>, Errno>,
 ) -> Result<Option<Timestamp>, ScanError> {
     let mut latest = None;
-    // A loop instead of recursion, because there may be more directories than fit on the stack.
+    // This is a loop, because there may be too many directories for recursion.
     for above in path.lineage().skip(1).collect::<Vec<_>>().into_iter().rev() {
         let opened = RelPath::from_bytes(above)
             .ok()
@@ -182,8 +181,8 @@ fn query_ancestors(
     Ok(latest)
 }
 
-/// Checks that an entry is a mount point here if and only if it is a mount point at the head, the node that leads the
-/// job. A mount hides the directory that all nodes share.
+/// Checks that an entry is a mount point here if and only if it is one at the head (the node that leads the job). A
+/// mount hides the directory that all nodes share.
 ///
 /// # Errors
 /// Returns an error if the entry is a mount point only here or only at the head.
@@ -212,9 +211,8 @@ pub(super) fn check_mount(
     }
 }
 
-/// The pauses before each new attempt. The first attempt only queries the servers for all directories above. The second
-/// and third attempts are for file systems that cannot be queried and that cache names and attributes for about a
-/// second.
+/// The pauses before the retries. The first retry only queries the server for all directories above. The other retries
+/// are for file systems that cannot be queried and that cache names and attributes for about a second.
 const PAUSES: [Duration; 3] = [Duration::ZERO, CACHE_PAUSE, CACHE_PAUSE.saturating_mul(5)];
 const CACHE_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 500 });
 
@@ -245,7 +243,7 @@ mod tests {
         )
     }
 
-    /// Waits until changes get a later time than all earlier ones.
+    /// Waits until further changes get a later timestamp than all earlier ones.
     fn wait_for_a_tick() {
         let ctime = |file: &File| {
             let metadata = file.metadata().unwrap();
@@ -302,11 +300,11 @@ mod tests {
             (false, 1),
             "{replaced:?}"
         );
-        // The subdirectories have marks of the replacement that was walked.
+        // The subdirectories have marks of the replacement, which was walked.
         assert_eq!(difference(&walk(home.path(), &replaced.directories)), None);
     }
 
-    /// Directories found below the replaced directory are looked up below its replacement immediately.
+    /// Directories that were found in the replaced directory are looked up in its replacement immediately.
     #[test]
     fn below_a_directory_that_is_exchanged_what_is_there_is_walked() {
         let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -342,7 +340,7 @@ mod tests {
             ),
             "{vanished:?}"
         );
-        // The mark was made after the exchange, so no directory above has a later change.
+        // The mark was made after the exchange, so no directory above has changed since.
         let seen = below(&b);
         let inode = c[0].mark.unwrap().inode;
         let mark = Some(DirectoryMark {
@@ -362,7 +360,8 @@ mod tests {
         );
     }
 
-    /// In a busy tree there is always a change at the top. It must not let a node send a mounted file system.
+    /// In a busy tree, a directory at the top has always changed. Even so, a node must not send a file system that is
+    /// mounted there.
     #[test]
     fn what_is_mounted_on_the_way_is_told_where_something_above_has_changed() {
         let changed_above = Some(Timestamp::default());
@@ -415,7 +414,7 @@ mod tests {
         }
     }
 
-    /// The parent has not changed, so no entry of it was removed or replaced.
+    /// The parent has not changed, so no entry in it can have been removed or replaced.
     #[test]
     fn another_directory_an_older_one_and_none_are_told() {
         let home = tempfile::tempdir().unwrap();
@@ -444,7 +443,7 @@ mod tests {
             Some(Difference::Older)
         );
         remove_dir(home.path().join("d")).unwrap();
-        // The mark was made in a directory that has changed since, as far as this node knows.
+        // As far as this node knows, the parent has changed since the mark was made.
         assert_eq!(
             other(|mark| mark.above_ctime.as_mut().unwrap().seconds += 10),
             Some(Difference::Missing)

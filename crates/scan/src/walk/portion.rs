@@ -1,8 +1,8 @@
 //! Portions of a walk. Several nodes share the walk of some trees, and a portion is the work that one node does at a
-//! time. The remaining work is left to later portions.
+//! time. It leaves the remaining work for later portions.
 //!
-//! **Invariant:** if the sources do not change, a portion is the same for every node and every repetition. Names are
-//! taken in byte order, and a portion is limited by entries and bytes, never by time.
+//! **Invariant:** if the sources do not change, a portion is the same on every node and in every repetition. So names
+//! are processed in byte order, and a portion is limited by entries and bytes, never by time.
 
 use std::collections::HashMap;
 use std::ffi::{CString, OsStr};
@@ -59,20 +59,19 @@ pub struct Portion {
     pub left_out: u64,
     /// The parts of unfinished transfers that were skipped.
     pub parts: UnfinishedParts,
-    /// Whether the directory that contains the entries to look up could not be opened.
+    /// Whether the directory that contains the entries could not be opened.
     pub is_unopened: bool,
 }
 
 impl Portion {
-    /// Returns the error about an entry that differs from the entry that another node found at the same path, if there
-    /// is such an error.
+    /// Returns the error about an entry that differs from the entry of another node at the same path, if any.
     #[must_use]
     pub fn difference(&self) -> Option<&ScanError> {
         self.errors()
             .find(|error| matches!(error, ScanError::Differs { .. }))
     }
 
-    /// Returns the error about exactly this path, if there is one.
+    /// Returns the error about exactly this path, if any.
     #[must_use]
     pub fn failure_at(&self, path: &Path) -> Option<&ScanError> {
         self.errors().find(|error| error.path() == Some(path))
@@ -112,7 +111,7 @@ pub fn look_up_portion(
     })
 }
 
-/// Returns the mark of a root. If the root is a single entry, returns the mark of the directory that contains it.
+/// Returns the mark of a root. For a single-entry root, returns the mark of the directory that contains the entry.
 /// Returns `None` if the directory cannot be opened.
 #[must_use]
 pub fn mark_root(root: &ScanRoot) -> Option<DirectoryMark> {
@@ -202,8 +201,7 @@ impl PortionWalker<'_, '_> {
         self.portion.items.push(ScanItem::Error(error));
     }
 
-    /// Lists a directory and looks up its entries until a limit of the portion is reached. Returns the subdirectories
-    /// of the directory.
+    /// Lists a directory and looks up its entries until a limit of the portion is reached. Returns the subdirectories.
     fn visit(
         &mut self,
         root: &Arc<SourceRoot>,
@@ -234,7 +232,7 @@ impl PortionWalker<'_, '_> {
         Ok(self.add_entries(&directory, &names))
     }
 
-    /// Opens a directory. If it has a mark, compares the directory with it.
+    /// Opens a directory. If it has a mark, compares the directory with the mark.
     fn open(
         &mut self,
         root: &Arc<SourceRoot>,
@@ -264,8 +262,8 @@ impl PortionWalker<'_, '_> {
         }
     }
 
-    /// Returns the names of a directory that may belong to wanted entries. If reading the directory fails, reports the
-    /// error and returns the names that were read before.
+    /// Returns the names in a directory that may belong to wanted entries. If reading the directory fails, reports the
+    /// error and returns the names that were read so far.
     fn list(&mut self, directory: &Directory) -> Vec<CString> {
         let mut names = Vec::new();
         let listed = directory.list(&mut Listing::default(), |entry| {
@@ -363,7 +361,7 @@ impl PortionWalker<'_, '_> {
         below
     }
 
-    /// Reports entries that are mount points only here or only at the head, the node that leads the job.
+    /// Reports entries that are mount points only here or only at the head (the node that leads the job).
     fn compare_mounts(&mut self, directory: &Directory, entries: &[Entry]) {
         if directory.root().extent == Extent::SingleEntry {
             return; // a source itself, which is compared before the walk

@@ -1,6 +1,6 @@
-//! Walks with few descriptors. They run in a child process, because the limit applies to the process.
+//! Walks with few descriptors. They run in a child process, because the limit applies to a whole process.
 //!
-//! The parent runs this test binary under `ulimit` and selects the child by the name of an ignored test.
+//! The parent runs this test binary again under `ulimit`, with an ignored test as the child.
 
 use std::fs;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn child_that_keeps_batches() {
     );
 }
 
-/// A consumer that handles entries later keeps their roots.
+/// A consumer that processes entries later keeps their roots instead of their directories.
 #[test]
 #[ignore = "run by its parent test with a limit of 40 descriptors"]
 fn child_that_keeps_roots() {

@@ -88,7 +88,7 @@ fn each_path_that_cannot_be_is_told_and_the_others_come() {
     );
 }
 
-/// A walk of a tree skips such a part. For a listed path, an error is reported.
+/// A walk of a tree skips such a part silently. For a listed path, it reports an error.
 #[test]
 fn a_listed_part_of_a_transfer_is_told() {
     let tree = grown();

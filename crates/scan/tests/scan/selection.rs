@@ -115,7 +115,7 @@ fn grown() -> Option<tempfile::TempDir> {
     Some(home)
 }
 
-/// Files of rules, in the syntax that git reads.
+/// Rule files, in the syntax that git reads.
 const RULES: [&str; 66] = [
     "a",
     "/a",
@@ -203,7 +203,7 @@ fn git_leaves_out_the_same() {
 fn git_leaves_out_the_same_whatever_the_rules() {
     let Some(home) = grown() else { return };
     let (tree, repository) = (home.path().join("tree"), home.path().join("git"));
-    // A `**` never stands next to a letter here, because after a literal git treats it like one between slashes.
+    // The generated patterns have no `**` next to a letter, because git treats such a `**` like one between slashes.
     let component = r"(\*\*|\*|\*?([abdef?-]|\[ab\]|\[!a\]){1,2}\*?)";
     let line = format!("!?/?{component}(/{component}){{0,3}}/?");
     let config = Config {
@@ -212,7 +212,7 @@ fn git_leaves_out_the_same_whatever_the_rules() {
         ..Config::default()
     };
     let same = |lines: Vec<String>| {
-        // A pattern that is refused here matches nothing in git.
+        // A pattern that zmove refuses matches nothing in git.
         let rules = lines.iter().map(|line| Rule::from_line(line.as_bytes()));
         let rules: Vec<_> = rules.filter_map(Result::ok).flatten().collect();
         let text = lines.join("\n");

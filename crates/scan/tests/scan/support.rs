@@ -126,7 +126,7 @@ impl Drop for Deep {
     }
 }
 
-/// Runs `job` on a thread that is not root. Threads started by `job` inherit this.
+/// Runs `job` on a thread of a user other than root. Threads that `job` starts run as that user too.
 pub(crate) fn as_nobody<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
     let run = move || {
         if rustix::process::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! Walks of real trees: every entry is emitted exactly once, for any shape of the tree, consumer and concurrent
+//! Walks of real trees: every entry is emitted exactly once, for any shape of the tree, any consumer and any concurrent
 //! changes.
 //!
 //! The reference is a slow recursion over `std::fs::read_dir`.
@@ -17,7 +17,8 @@ use zmove_types::RelPath;
 
 use crate::support::{self, Deep, Found, one_thread, root_of, small_batches, walk, walk_root};
 
-/// Returns the entries that the reference finds: path below the tree → length, permissions and modification time.
+/// Returns the entries that the reference finds: the path below the tree, with length, permissions and modification
+/// time.
 fn reference(tree: &Path) -> BTreeMap<Vec<u8>, (u64, u32, i64, i64)> {
     fn descend(tree: &Path, directory: &Path, found: &mut BTreeMap<Vec<u8>, (u64, u32, i64, i64)>) {
         for entry in fs::read_dir(directory).unwrap() {
@@ -72,7 +73,7 @@ proptest! {
         let tree = tempfile::tempdir().unwrap();
         for (number, path) in paths.iter().enumerate() {
             let path = path.iter().fold(tree.path().to_owned(), |path, step| path.join(format!("{step}")));
-            // A path below an existing file is skipped.
+            // Skips a path below an existing file.
             if fs::create_dir_all(path.parent().unwrap()).is_ok() && !path.exists() {
                 match number % 3 {
                     0 => fs::write(&path, vec![0; number * 100]).unwrap(),
@@ -274,7 +275,7 @@ fn a_scan_that_is_dropped_lets_go_of_its_root() {
         });
         let root = root.expect("the root comes first");
         drop((items, stream));
-        // The walk has ended when no job holds its root.
+        // The walk has ended when no job holds its root any more.
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while root.strong_count() > 0 {
             assert!(

@@ -13,7 +13,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Parses the text after a `[`. Returns the expression and the rest of the text after the closing `]`.
+    /// Parses the text after a `[`. Returns the expression and the text after the closing `]`.
     pub(super) fn read(text: &str) -> Result<(Self, &str), PatternError> {
         let (negated, mut rest) = match text.strip_prefix(['!', '^']) {
             Some(rest) => (true, rest),
@@ -98,7 +98,7 @@ fn read_character(text: &str) -> Result<(u8, &str), PatternError> {
     Ok((text.as_bytes()[0], &text[1..]))
 }
 
-/// Splits off the name of a class. The name ends at the first `]`, which a colon must precede.
+/// Splits the name of a class from the text after it. The name ends at the first `]`, which must follow a colon.
 fn split_name(text: &str) -> Option<(&str, &str)> {
     let (name, after) = text.split_once(']')?;
     Some((name.strip_suffix(':')?, after))
