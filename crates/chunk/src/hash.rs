@@ -1,7 +1,8 @@
-//! BLAKE3 over groups. Chaining values are computed in any order, on any thread, and merged into the ordinary root.
+//! BLAKE3 over groups. Chaining values can be computed in any order and on any thread. They are merged into the
+//! ordinary root.
 //!
 //! **Invariant:** for every file, the root merged from its groups equals `blake3::hash` of its bytes. A file of at most
-//! one group has no chaining values; its root is the ordinary hash ([`file_root`]).
+//! one group has no chaining values. Its root is its ordinary hash ([`file_root`]).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use zmove_types::{Cv, GROUP_BYTES, GroupSpan, Root, Xattr};
 
-/// A hasher for one group of a file that has several groups. The group is hashed slice by slice while its bytes are in
-/// the CPU cache.
+/// A hasher for one group of a file that has several groups. It is fed slice by slice, while the bytes are in the CPU
+/// cache.
 #[derive(Debug)]
 pub struct GroupHasher(blake3::Hasher);
 
@@ -62,8 +63,8 @@ impl FileHasher {
     }
 }
 
-/// Returns the digest by which the extended attributes of two files are compared. The digest covers all attributes.
-/// `xattrs` must be sorted by name in ascending order.
+/// Returns a digest of all extended attributes, for comparing the attributes of two files. `xattrs` must be sorted by
+/// name in ascending order.
 #[must_use]
 pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
@@ -77,8 +78,7 @@ pub fn xattr_digest(xattrs: &[Xattr]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Returns a seal over the header of a frame and the hash of its content. If either changes, the seal no longer
-/// matches.
+/// Returns a seal over the header of a frame and the hash of its content. A change of either changes the seal.
 #[must_use]
 pub fn seal(prefix: &[u8; 40], content: &[u8; 32]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("zmove 1 frame seal");
@@ -127,7 +127,7 @@ pub fn sparse_file_root(
     hasher.finish()
 }
 
-/// Passes the data to `update`, and zeros for the gaps between the ranges.
+/// Passes `bytes` bytes to `update`: the data in the ranges, and zeros between them.
 fn fill_holes(
     bytes: usize,
     ranges: impl Iterator<Item = Range<usize>>,
@@ -184,10 +184,10 @@ pub fn file_root(bytes: &[u8]) -> Root {
     Root(blake3::hash(bytes).into())
 }
 
-/// Returns the digest by which the contents of large files that may have holes are compared. The digest covers the
-/// length of the file and the values of all groups that contain anything but zeros. A hole therefore has the same
-/// digest as zeros, and holes that span whole groups are not read. `data_begins` returns the start of the next data at
-/// or after an offset. Returns `None` if `stop` returned `true`.
+/// Returns a digest for comparing the contents of large files that may have holes. The digest covers the length of the
+/// file and the values of all groups that contain a nonzero byte. So a hole has the same digest as zeros, and holes
+/// that span whole groups are not read. `data_begins` returns the start of the next data at or after an offset. Returns
+/// `None` if `stop` returned `true`.
 ///
 /// # Errors
 /// Returns the error of a failed read or of `data_begins`.
@@ -249,7 +249,7 @@ pub fn merge_root(file_bytes: u64, cvs: &[Cv]) -> Root {
 /// values held is at most the depth of the hash tree.
 #[derive(Clone, Debug, Default)]
 pub struct RootMerger {
-    /// Hashes of complete subtrees. Each subtree is at least as large as the one after it.
+    /// Hashes of complete subtrees, in descending order of size.
     subtrees: Vec<[u8; 32]>,
     groups: u32,
 }
@@ -257,8 +257,7 @@ pub struct RootMerger {
 impl RootMerger {
     /// Adds the value of the next group.
     pub fn push(&mut self, cv: Cv) {
-        // Another group follows, so none of these subtrees is the root of the file, and they can be merged as inner
-        // nodes.
+        // More groups follow, so no subtree is the root of the file yet. They can be merged as inner nodes.
         while self.subtrees.len() > self.groups.count_ones() as usize {
             self.merge(merge_subtrees_non_root);
         }
@@ -304,7 +303,7 @@ mod tests {
 
     #[expect(clippy::cast_possible_truncation, reason = "4 MiB")]
     const GROUP: usize = GROUP_BYTES as usize;
-    /// Sizes near one and two groups, and those of a lopsided tree, a full tree and a full tree plus one.
+    /// Sizes near one and two groups, and sizes with a lopsided tree, a full tree, and a full tree plus one.
     const INTERESTING_SIZES: [usize; 9] = [
         GROUP + 1,
         2 * GROUP - 1,
@@ -326,7 +325,7 @@ mod tests {
 
     fn root_by_groups(data: &[u8]) -> Root {
         let mut cvs: Vec<_> = data.chunks(GROUP).enumerate().collect();
-        cvs.reverse(); // any order
+        cvs.reverse(); // the order does not matter
         let mut cvs: Vec<_> = cvs
             .into_iter()
             .map(|(i, bytes)| (i, group_cv(u32::try_from(i).unwrap(), bytes)))

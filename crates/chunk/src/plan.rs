@@ -1,10 +1,9 @@
 //! The plan: a bounded queue of work that is filled while the scan runs and emptied by the readers.
 //!
-//! Small files wait in packs. Large files wait in order of size, with the largest first. They are handed out group by
-//! group, so that all readers can work on one file at the same time. Nothing is assigned to readers in advance.
+//! Small files wait in packs. Large files wait in order of size, with the largest first. Readers take them group by
+//! group, so that all readers can work on one file at the same time. No work is assigned to a reader in advance.
 //!
-//! **Invariant:** each group of a file and each pack is handed out exactly once. Work that must be repeated is added
-//! again.
+//! **Invariant:** each group of a file and each pack is taken exactly once. Work that must be repeated is added again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -38,8 +37,8 @@ struct PlanState<P, F> {
     packs: VecDeque<(usize, P)>,
     packed_entries: usize,
     urgent: VecDeque<Work<P, F>>,
-    /// Large files, sorted by size and then by number. Of several files of equal size, the file that was added first
-    /// has the largest number.
+    /// Large files, sorted by size and then by number. Among files of equal size, the file that was added first has the
+    /// largest number.
     waiting: BTreeMap<(u64, u64), PendingFile<F>>,
     next_number: u64,
     active: VecDeque<PendingFile<F>>,
@@ -47,7 +46,7 @@ struct PlanState<P, F> {
     packs_last: bool,
 }
 
-/// A large file that is still to be read.
+/// A large file with groups that no reader has taken yet.
 #[derive(Debug)]
 struct PendingFile<F> {
     bytes: u64,
@@ -55,7 +54,7 @@ struct PendingFile<F> {
     file: F,
 }
 
-/// Groups of a large file that are still to be read.
+/// Groups of a large file that no reader has taken yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups(
     /// Nonempty ranges of groups, in ascending order.
@@ -70,7 +69,7 @@ impl Groups {
         Self(count.map(|count| 0..count).into_iter().collect())
     }
 
-    /// Returns the number of groups that are still to be read.
+    /// Returns the number of these groups.
     #[must_use]
     pub fn count(&self) -> u32 {
         let groups = |range: &Range<u32>| range.end.saturating_sub(range.start);
@@ -103,13 +102,13 @@ impl Groups {
     }
 }
 
-/// Number of large files that are read at the same time. With two files, two writers at the target do not compete for
-/// the lock of the same inode.
+/// Number of large files that are read at the same time. With two files, the writers at the target compete less for the
+/// lock of an inode.
 const FILES_ACTIVE_MAX: usize = 2;
 
 impl<P, F: Clone> Plan<P, F> {
-    /// Creates a plan that accepts packs while it holds fewer than `entries_max` small entries, and large files while
-    /// fewer than `files_max` of them wait. A caller with more work blocks.
+    /// Creates a plan. It accepts packs while it holds fewer than `entries_max` small entries, and large files while
+    /// fewer than `files_max` of them wait. Otherwise, a caller that adds work blocks.
     #[must_use]
     pub fn new(entries_max: usize, files_max: usize) -> Self {
         let state = PlanState {
@@ -181,15 +180,16 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// Adds a large file that turned out to be needed. Does not wait, and is allowed after the end.
+    /// Adds a large file that turns out to be needed after all. Does not wait, and is allowed after the end of the
+    /// plan.
     pub fn push_file_again(&self, file: F, bytes: u64) {
         let groups = Groups::all(bytes);
         self.state.lock().wait_for_turn(file, bytes, groups);
         self.changed.notify_all();
     }
 
-    /// Removes the groups before `index` of one file, unless they were already handed out. `which` returns `true` for
-    /// that file. Returns the number of groups removed. Called when a reader finds a hole.
+    /// Removes the groups before `index` of the file for which `which` returns `true`, unless a reader has already
+    /// taken them. Returns the number of groups removed. Called when a reader finds a hole.
     pub fn skip_groups(&self, which: impl Fn(&F) -> bool, index: u32) -> u32 {
         let mut state = self.state.lock();
         let file = state.active.iter_mut().find(|active| which(&active.file));
@@ -205,7 +205,7 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// Drops all waiting work, so that readers and callers that add work stop soon.
+    /// Drops all waiting work, so that readers, and callers that add work, stop soon.
     pub fn abandon(&self) {
         let mut state = self.state.lock();
         state.packs.clear();
@@ -217,9 +217,9 @@ impl<P, F: Clone> Plan<P, F> {
         self.changed.notify_all();
     }
 
-    /// Takes the next unit of work, and waits if there is none. Returns `None` if there is no work and `stop` returns
-    /// `true`. `stop` is called whenever the plan changes while this call waits. The argument of `stop` states whether
-    /// the plan has ended.
+    /// Takes the next unit of work. Waits if no work is queued. Returns `None` if no work is queued and `stop` returns
+    /// `true`. While waiting, calls `stop` whenever the plan changes. The argument of `stop` says whether the plan has
+    /// ended.
     pub fn take(&self, stop: impl Fn(bool) -> bool) -> Option<Work<P, F>> {
         let mut state = self.state.lock();
         loop {
