@@ -1,7 +1,7 @@
 //! The kernel's statistics of a connection: `TCP_INFO`, see tcp(7) and `struct tcp_info` in `linux/tcp.h`.
 //!
-//! The fields are read individually from the bytes that the kernel filled, because newer kernels append fields to the
-//! structure. **Invariant:** a field that an older kernel did not fill is `None`, never a meaningless zero.
+//! Newer kernels append fields to the structure, so each field is read from the bytes that the kernel has filled.
+//! **Invariant:** a field that an older kernel does not fill is `None`, never a meaningless zero.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -118,8 +118,8 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 /// Size of the buffer for the structure, in bytes. Current kernels fill less.
 const ROOM_BYTES: usize = 512;
 
-/// The state `TCP_ESTABLISHED`, found in the first byte. The constants below are offsets, which are stable because the
-/// kernel only appends fields.
+/// The value of the first byte (the state) for `TCP_ESTABLISHED`. The constants below are offsets, which are stable
+/// because the kernel only appends fields.
 const ESTABLISHED: u8 = 1;
 const FLAGS: usize = 7;
 const SEGMENT_BYTES: usize = 16;
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_kernel_counts_what_was_sent() {
-        // If the host stalls for 200 ms, the kernel may retransmit the bytes. The exchange is then repeated.
+        // If the host stalls for 200 ms, the kernel may retransmit the bytes. The test then repeats the exchange.
         let info = std::iter::repeat_with(info_of_an_exchange)
             .take(10)
             .find(|info| info.segments_retransmitted == Some(0))

@@ -1,6 +1,6 @@
 //! Gets and sets socket options that have no safe wrapper elsewhere.
 //!
-//! Only `transport` uses this crate. The options are specific to Linux; see tcp(7) and socket(7). **Invariant:** all
+//! Only `transport` uses this crate. The options are specific to Linux (see tcp(7) and socket(7)). **Invariant:** all
 //! unsafe code of this crate is in `sys`, whose functions pass plain integers and bytes.
 //!
 //! ```

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 
 use crate::sys;
 
-/// Returns the path MTU of a socket: the size of the largest IP packet that the path can carry, to the kernel's
-/// knowledge. It is the MTU of the first link until the kernel discovers a smaller one. The socket must be connected to
+/// Returns the path MTU of a socket in bytes: the largest IP packet that the path can carry, as far as the kernel
+/// knows. This is the MTU of the first link until the kernel discovers a smaller one. The socket must be connected to
 /// `peer`.
 ///
 /// # Errors

@@ -11,9 +11,9 @@ use crate::sys;
 /// arrives.
 ///
 /// Autotuning alone opens the window only after more than the initial window was read in one round trip. With jumbo
-/// frames this may never happen. A sender with segments of 8,948 bytes uses six segments, 53,688 bytes, of a window of
-/// 61,440 bytes. The window then never grows, which limits the rate to about 5 Mbit/s at 90 ms. `SO_RCVBUF` would turn
-/// autotuning off permanently.
+/// frames this may never happen. For example, a sender with segments of 8,948 bytes uses only 53,688 bytes (six
+/// segments) of a window of 61,440 bytes. The window then never grows, which limits the rate to about 5 Mbit/s at 90
+/// ms. `SO_RCVBUF` is no alternative, because it turns autotuning off permanently.
 ///
 /// The kernel enlarges the buffer when `SO_RCVLOWAT` is raised, and keeps the size when `SO_RCVLOWAT` is set back to
 /// one byte.
