@@ -6,9 +6,8 @@ use tokio::task::spawn_blocking;
 
 /// Runs `work` on a blocking thread and waits for its result. If `work` panics, the panic continues in the caller.
 ///
-/// When a runtime shuts down, it drops work that has not begun. It may then poll the waiting future once more before it
-/// drops the future as well. In this case, there is neither a result nor an error to return, and the future stays
-/// pending.
+/// A runtime that shuts down drops work that has not begun. It may then poll the waiting future once more. In this
+/// case, there is neither a result nor an error to return, so the future stays pending.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match spawn_blocking(work).await {
         Ok(result) => result,

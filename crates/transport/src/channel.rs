@@ -1,10 +1,9 @@
 //! A connection to the other host over TCP or QUIC. The submodules `dialer` and `listener` establish such connections.
 //!
-//! A channel has one peer, one key and one byte stream. The greeting, the messages and the frames on a channel do not
-//! depend on the transport. Neither do the peer's rights or the way in which a channel becomes a lane.
+//! A channel has one peer, one key and one byte stream. The greeting, the messages, the frames, the peer's rights and
+//! the conversion to a lane are the same for both transports.
 //!
-//! **Invariant:** all connections of one [`ChannelDialer`] use the same transport, which is the one reported to the
-//! user.
+//! **Invariant:** all connections of one [`ChannelDialer`] use the transport that is reported to the user.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,19 +32,19 @@ pub use dialer::{ChannelDialer, DialOptions};
 pub use listener::{Incoming, Listener};
 pub use sockets::Inherited;
 
-/// The claim of a peer: its proven key and the certificates for that key.
+/// The identity that a peer claims: its proven key and the certificates for that key.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// The proven key.
     pub key: Fingerprint,
-    /// The certificates that the peer presented, its own certificate first.
+    /// The certificates that the peer presented, beginning with its own certificate.
     pub(crate) chain: Vec<CertificateDer<'static>>,
-    /// The [grant](SignedJobGrant) that the peer presented as its last certificate, not decoded.
+    /// The encoded [grant](SignedJobGrant) that the peer presented as its last certificate, if any.
     pub job_grant: Option<Vec<u8>>,
 }
 
 impl Claim {
-    /// Recreates the claim of a peer that proved this key and presented these certificates on an earlier connection.
+    /// Recreates the claim of a peer from its key and certificates on an earlier connection.
     #[must_use]
     pub fn again(key: Fingerprint, certificates: Vec<Vec<u8>>) -> Self {
         Self {
@@ -119,7 +118,7 @@ impl Channel {
         Claim::new(self.peer(), self.certificates())
     }
 
-    /// Returns the certificates that the peer presented, its own certificate first.
+    /// Returns the certificates that the peer presented, beginning with its own certificate.
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.0 {
             Established::Tcp(connection) => connection
@@ -149,7 +148,7 @@ impl Channel {
         }
     }
 
-    /// Returns a probe of the connection, usable while other tasks read and write the connection.
+    /// Returns a probe that can be used while other tasks read and write the connection.
     #[must_use]
     pub fn probe(&self) -> PathProbe {
         match &self.0 {

@@ -21,7 +21,7 @@ use frames::MessageReader;
 
 /// Receives messages.
 pub struct ControlReader {
-    /// The connection, until messages are read from it. Before that, only the greeting has been read.
+    /// The connection, until the first message is read. Before that, only the greeting may have been read.
     pending: Option<PendingReader>,
     message_reader: Option<MessageReader>,
     /// The peer's greeting, once it has been read.
@@ -34,11 +34,11 @@ pub struct ControlReader {
 struct PendingReader {
     stream: BufReader<Box<dyn AsyncRead + Send + Unpin>>,
     answers: PingCondition,
-    /// The sending direction, on which pings are answered. Ends when the writer is dropped.
+    /// The sending direction, which sends the answers to pings. It ends when the writer is dropped.
     sending: Weak<Mutex<Sending>>,
     /// Whether the writer has sent anything.
     begun: watch::Receiver<bool>,
-    /// The greatest value requested for a ping.
+    /// The greatest value for which a ping was requested.
     asked: watch::Receiver<Option<u64>>,
     /// The value of the most recent pong, for the [`Pinger`]s.
     pongs: watch::Sender<Option<u64>>,
@@ -55,9 +55,9 @@ pub struct Pinger {
 }
 
 impl Pinger {
-    /// Sends a ping as soon as both sides have greeted and the connection accepts it. The peer echoes `value`. If
-    /// several pings are waiting, only the one with the greatest value is sent. A ping whose value does not exceed all
-    /// previous values is not sent.
+    /// Sends a ping with `value`, which the peer echoes, as soon as both sides have sent their greetings. If several
+    /// pings are waiting to be sent, only the one with the greatest value is sent. A value that does not exceed all
+    /// previous values is ignored.
     pub fn ping(&self, value: u64) {
         self.asked.send_if_modified(|asked| {
             let is_newer = asked.is_none_or(|asked| value > asked);
@@ -68,8 +68,7 @@ impl Pinger {
         });
     }
 
-    /// Returns a channel with the value of the most recent pong. The channel closes when the connection is no longer
-    /// read.
+    /// Returns a watch channel with the value of the most recent pong. It closes when the connection is no longer read.
     #[must_use]
     pub fn pongs(&self) -> watch::Receiver<Option<u64>> {
         self.pongs.clone()
@@ -79,7 +78,7 @@ impl Pinger {
 /// Sends messages.
 pub struct ControlWriter {
     sending: Arc<Mutex<Sending>>,
-    /// Whether anything has been sent. Pings are answered only afterwards.
+    /// Whether anything has been sent. Before that, pings are not answered.
     begun: watch::Sender<bool>,
     pinger: Pinger,
 }
@@ -87,13 +86,13 @@ pub struct ControlWriter {
 /// The sending direction of a stream.
 struct Sending {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
-    /// True if a write was not completed. Nothing may be written after such a write.
+    /// True if a write was not completed. Nothing may be written afterwards.
     broken: bool,
-    /// The greatest value requested for a ping.
+    /// The greatest value for which a ping was requested.
     asked: watch::Receiver<Option<u64>>,
 }
 
-/// The maximum time for the peer to accept the bytes of a write.
+/// The time limit for the peer to accept the bytes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteTimeout {
     /// [`CONTROL_SILENCE_MAX`] for each [`PORTION_BYTES`].
@@ -105,8 +104,8 @@ enum WriteTimeout {
 /// Number of bytes of a write that share a time limit: one TLS record.
 const PORTION_BYTES: usize = 16 << 10;
 
-/// Maximum time for which the peer of a control connection may acknowledge or read nothing. After that, either side
-/// considers the connection and its transfer lost.
+/// Maximum time for which the peer of a control connection may neither acknowledge nor read data. After that, the
+/// connection and its transfer count as lost.
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time for a peer to send its greeting. A server gives each client the same time by default.
@@ -125,13 +124,13 @@ pub enum ControlError {
         CONTROL_SILENCE_MAX.as_secs()
     )]
     Unread,
-    /// The operating system or TLS returned an error.
+    /// The operating system or TLS has returned an error.
     #[error("control connection: {source}")]
     Io {
         /// The underlying error.
         source: io::Error,
     },
-    /// The peer accepted the connection but did not send its greeting in time.
+    /// The peer has accepted the connection but has not sent its greeting in time.
     #[error(
         "control connection: no greeting within {} s of the connection; the program there may be stopped or overloaded",
         GREETING_TIMEOUT.as_secs()
@@ -140,13 +139,13 @@ pub enum ControlError {
     /// The peer's greeting is not acceptable.
     #[error("control connection: {0}")]
     Greeting(#[from] GreetingError),
-    /// The peer violated the protocol.
+    /// The peer has violated the protocol.
     #[error("control connection: {0}")]
     Wire(#[from] WireError),
 }
 
 impl ControlError {
-    /// Returns whether the connection was lost, as opposed to an invalid message on it.
+    /// Returns whether the connection was lost. Returns false if the peer sent something invalid.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -158,7 +157,7 @@ impl ControlError {
 }
 
 /// Returns whether an error means that the connection is lost. Invalid data counts as a loss, because TLS reports a
-/// record that it rejects as invalid data.
+/// rejected record as invalid data.
 pub(crate) fn is_loss(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -174,7 +173,7 @@ pub(crate) fn is_close(error: &io::Error) -> bool {
     )
 }
 
-/// Splits a stream into the two directions of a control connection.
+/// Splits a stream into the reader and the writer of a control connection.
 pub fn control_pair(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
 ) -> (ControlReader, ControlWriter) {
@@ -234,8 +233,8 @@ impl ControlReader {
         Ok(greeting)
     }
 
-    /// Adds a condition for answering pings. A ping is answered only if every condition holds. If an earlier condition
-    /// fails, `answers` is not called. This function must be called before the greeting is read.
+    /// Adds a condition for answering pings. A ping is answered only if all conditions hold. `answers` is not called if
+    /// an earlier condition fails. This function must be called before the greeting is read.
     pub fn answer_if(&mut self, answers: impl Fn() -> bool + Send + Sync + 'static) {
         if let Some(pending) = &mut self.pending {
             let before = Arc::clone(&pending.answers);
@@ -251,7 +250,8 @@ impl ControlReader {
         self
     }
 
-    /// Returns whether a message arrived together with the greeting, as it does if the peer wrote both in one call.
+    /// Returns whether a message was received together with the greeting. This is the case if the peer wrote both in
+    /// one call.
     #[must_use]
     pub const fn has_message(&self) -> bool {
         self.has_early_message
@@ -327,7 +327,7 @@ impl ControlReader {
 }
 
 impl ControlWriter {
-    /// Marks the greeting as sent, for a stream on which this side has already greeted.
+    /// Marks the greeting as sent. For a stream on which this side has already sent its greeting.
     #[must_use]
     pub fn greeted(self) -> Self {
         self.begun.send_replace(true);
@@ -366,8 +366,8 @@ impl ControlWriter {
         self.send_with(WriteTimeout::Limited, bytes).await
     }
 
-    /// Sends an order like [`send`](Self::send), but without a time limit. A peer does not read a long order while the
-    /// transfer is queued.
+    /// Sends an order like [`send`](Self::send), but without a time limit, because a peer does not read a long order
+    /// while the transfer is queued.
     ///
     /// # Errors
     /// Returns [`ControlError`] if the stream is closed.
@@ -390,7 +390,7 @@ impl ControlWriter {
         Ok(())
     }
 
-    /// Returns a handle that can ping the peer even after the writer has been moved to another task.
+    /// Returns a handle for sending pings, which remains usable when the writer is moved to another task.
     #[must_use]
     pub fn pinger(&self) -> Pinger {
         self.pinger.clone()
@@ -407,7 +407,7 @@ impl ControlWriter {
 }
 
 impl Sending {
-    /// Returns the next ping to send, or `None` if there is no new request for one. Each request is returned only once.
+    /// Returns the next ping to send, or `None` if none was requested since the previous call.
     fn take_ping(&mut self) -> Option<Vec<u8>> {
         let is_new = self.asked.has_changed().unwrap_or(false);
         (*self.asked.borrow_and_update())
@@ -415,7 +415,7 @@ impl Sending {
             .map(|value| encode_ping(value).to_vec())
     }
 
-    /// Writes all bytes. Nothing more is written after a write has failed or was canceled.
+    /// Writes all bytes. After a write that has failed or was canceled, every further write fails.
     async fn write(&mut self, bytes: &[u8], patience: WriteTimeout) -> Result<(), ControlError> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(ControlError::Closed);

@@ -20,8 +20,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the canonical form, in which endpoints are compared: the host in lower case, and IP addresses in their
-    /// standard notation. Returns `None` if the host, written to a line of known_hosts, could not be parsed again.
+    /// Returns the canonical form, which is used for comparisons: the host in lower case, or the IP address in its
+    /// standard notation. Returns `None` if the host could not be parsed again from a line of known_hosts.
     pub(crate) fn canonical(host: &str, port: u16) -> Option<Self> {
         let legal =
             |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '[' | ']' | '#' | '/');

@@ -1,8 +1,8 @@
 //! The errors of key files and connections, one enum per operation.
 //!
 //! Variants are sorted by cause: a misbehaving peer, an incompatible peer, a local problem, an unreachable peer. Each
-//! message completes the sentence "failed to …" and tells the user what to do. **Invariant:** an error is `retryable`
-//! if and only if a later attempt may succeed without a change of the settings.
+//! message completes the sentence "failed to …" and states the remedy. **Invariant:** an error is `retryable` if and
+//! only if a later attempt may succeed with the same settings.
 
 use std::{fmt, io, net::SocketAddr, time::Duration};
 
@@ -21,7 +21,7 @@ pub use trust::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// The kernel refuses the requested congestion control.
+    /// The kernel rejects the requested congestion control.
     #[error(
         "use congestion control '{algorithm}' ('sysctl net.ipv4.tcp_allowed_congestion_control' lists the names)"
     )]
@@ -31,7 +31,7 @@ pub enum SocketError {
         /// The system's error.
         source: io::Error,
     },
-    /// The socket cannot be created, or refuses an option that every kernel supports.
+    /// The socket cannot be created, or rejects an option that every kernel supports.
     #[error("set up a socket")]
     Setup(#[from] io::Error),
 }
@@ -40,7 +40,7 @@ pub enum SocketError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The address is in use, is not an address of this host, or is reserved.
+    /// The address is in use, does not belong to this host, or is reserved.
     #[error("listen on {address}")]
     Listen {
         /// The address to listen on.
@@ -93,8 +93,8 @@ impl fmt::Display for DialStage {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
-    // Misbehavior of the peer, or an attack.
-    /// The host presents a key other than the one pinned for it.
+    // Misbehaving peers, or attacks.
+    /// The host presents a key that differs from its pinned key.
     #[error(
         "verify the key of {host}: it shows {found}, but {expected} is pinned; somebody may be intercepting the \
          connection, or the host has a new key: ask its administrator, then remove the old key from known_hosts with \
@@ -117,12 +117,12 @@ pub enum DialError {
         /// The host that was dialed.
         host: Endpoint,
     },
-    /// The host's certificate should have been issued by the site's authority, but its check failed.
+    /// The host's certificate should have been issued by the site's authority, but it is not valid.
     #[error("verify {host}: {fault}")]
     HostCertificate {
         /// The host that was dialed.
         host: Endpoint,
-        /// The fault of the certificate.
+        /// The reason why the certificate is not valid.
         fault: CertificateFault,
     },
     /// The TLS handshake failed for another reason.
@@ -157,12 +157,12 @@ pub enum DialError {
     OtherVersion {
         /// The host that was dialed.
         host: Endpoint,
-        /// The error, which names both versions.
+        /// The error, which contains the versions.
         fault: GreetingError,
     },
 
     // Local settings and decisions.
-    /// The host's key is not known, and unknown hosts must be refused.
+    /// The host's key is unknown, and unknown hosts must be refused.
     #[error(
         "verify the key of {host}: {fingerprint} is not in known_hosts; compare it with the key that 'zmove serve' \
          printed there, then run 'zmove trust {host}'"
@@ -242,7 +242,7 @@ pub enum DialError {
     TimedOut {
         /// The host that was dialed.
         host: Endpoint,
-        /// The stage that the connection had reached.
+        /// The stage that the attempt had reached.
         stage: DialStage,
         /// The time limit.
         waited: Duration,
@@ -250,7 +250,7 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// Returns whether dialing again may succeed without a change of settings.
+    /// Returns whether another attempt may succeed with the same settings.
     #[must_use]
     pub const fn retryable(&self) -> bool {
         matches!(
@@ -264,7 +264,7 @@ impl DialError {
     }
 
     /// Returns whether another server responds instead of the host: a captive portal, the gateway of a previous
-    /// network, or an attacker. These cases cannot be distinguished, and none of them receives any data.
+    /// network, or an attacker. These cases cannot be distinguished. Such a server receives no data.
     #[must_use]
     pub const fn is_other_server(&self) -> bool {
         matches!(
@@ -278,8 +278,8 @@ impl DialError {
         )
     }
 
-    /// Returns the more informative of the errors of two addresses. An answer by a host, even a refusal, tells more
-    /// than the silence of a host.
+    /// Returns the more informative of the errors of two addresses. A response from a host, even a refusal, is more
+    /// informative than no response.
     pub(crate) fn or_more_informative(self, earlier: Option<Self>) -> Self {
         match earlier {
             Some(
@@ -294,7 +294,7 @@ impl DialError {
     }
 }
 
-/// Returns the host as entered by the user, followed by the address that was tried if it is different.
+/// Returns the host as the user typed it, followed by the address that was tried if it is different.
 fn format_target(host: &Endpoint, address: &SocketAddr) -> String {
     let given = host.to_string();
     let address = address.to_string();
@@ -311,13 +311,12 @@ fn with_causes(error: &DialError) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// The reason why a daemon drops an incoming connection. None of these errors is caused by the daemon, and none of them
-/// stops the daemon.
+/// The reason why a daemon drops an incoming connection. The daemon itself is not at fault and continues to run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
-    // Misbehavior of the peer.
-    /// The client presents a key but cannot sign with it.
+    // Misbehaving peers.
+    /// The client presents a key but cannot prove that it holds the private key.
     #[error("accept a client: it cannot prove that it holds the key it shows")]
     ClientKeyUnproven,
     /// The client presents no key.

@@ -24,7 +24,7 @@ pub use crate::trust::known_hosts_fuzzing::known_hosts;
 /// Reads arbitrary bytes as a lane, from its first frame to its end.
 ///
 /// # Panics
-/// Panics if a frame does not match its header, or does not contain the bytes that it was read from.
+/// Panics if a frame does not match its header, or does not contain the bytes from which it was read.
 pub fn frames(bytes: &[u8]) {
     let pool = BufferPool::new(FRAME_DATA_BYTES_MAX, 1);
     let clock = StageClock::default();
@@ -77,7 +77,7 @@ pub fn control(bytes: &[u8]) {
     }
 }
 
-/// Returns the result of a future that never has to wait.
+/// Returns the result of a future that is ready at the first poll.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

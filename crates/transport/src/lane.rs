@@ -1,7 +1,7 @@
 //! Frames and the two ends of a lane, independent of the transport.
 //!
 //! A [`LaneSink`] and a [`LaneSource`] are blocking, and each belongs to one thread. **Invariant:** the data of a frame
-//! moves as an owned [`Buffer`]. Neither end keeps a part of it after the call.
+//! is moved as an owned [`Buffer`]. Neither end keeps any part of it after the call.
 
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ pub(crate) mod tls;
 /// One frame, which consists of a header, a head and data.
 #[derive(Debug)]
 pub struct Frame {
-    /// The header. Its lengths are those of the fields below.
+    /// The header. Its lengths match the fields below.
     pub header: FrameHeader,
     /// The head, which describes the data.
     pub head: Vec<u8>,
@@ -90,14 +90,14 @@ impl Frame {
     }
 }
 
-/// Number of received bytes after which progress is recorded. A multiple of the TLS record size, because records are
-/// decrypted directly into the buffer.
+/// Number of received bytes after which progress is recorded. It is a multiple of the TLS record size, because records
+/// are decrypted directly into the buffer.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// The sending end of a lane.
 pub trait LaneSink: Send {
-    /// Waits until the lane can send more data. While this lane is blocked, other lanes can take the next frames. The
-    /// default implementation does not wait.
+    /// Waits until the lane can send more data. Meanwhile, other lanes can take the next frames. The default
+    /// implementation does not wait.
     ///
     /// # Errors
     /// Returns [`LaneError`] if the connection is lost.
@@ -109,11 +109,11 @@ pub trait LaneSink: Send {
     /// recorded as blocked.
     ///
     /// # Errors
-    /// Returns [`LaneError`] if the connection is lost. The frame may or may not have arrived.
+    /// Returns [`LaneError`] if the connection is lost. The peer may or may not have received the frame.
     fn send(&mut self, frame: Frame, watch: &mut Stopwatch<'_>) -> Result<(), LaneError>;
 
-    /// Limits the lane to `rate`, which is shared by all lanes to which the same rate was given. Time spent waiting for
-    /// the rate is recorded as paced. The default implementation ignores the rate.
+    /// Limits the lane to `rate`. All lanes with clones of the same rate share it. Time spent waiting for the rate is
+    /// recorded as paced. The default implementation ignores the rate.
     fn set_rate(&mut self, _rate: SharedRate) {}
 
     /// Ends the lane. No frame may follow.
@@ -125,20 +125,20 @@ pub trait LaneSink: Send {
     /// Returns a handle with which other threads can break the lane.
     fn breaker(&self) -> LaneBreaker;
 
-    /// Returns a probe of the lane's connection, for use by any thread. By default it reports nothing.
+    /// Returns a probe of the lane's connection, which any thread may use. The default probe reports nothing.
     fn path(&self) -> PathProbe {
         PathProbe::default()
     }
 }
 
-/// The maximum number of a lane's received bytes that this process buffers until a thread takes them.
+/// The maximum number of received bytes of a lane that this process buffers until a thread takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneWindow {
     /// A window that lets a single lane use a long path fully.
     Wide,
     /// A window that suffices if there are many lanes.
     Narrow,
-    /// The smallest window with which a lane makes progress.
+    /// The smallest window with which a lane can make progress.
     Least,
 }
 
@@ -156,19 +156,19 @@ impl LaneWindow {
 
 /// The receiving end of a lane.
 pub trait LaneSource: Send {
-    /// Returns whether received bytes are buffered in this process instead of in the kernel. If so, a
-    /// [window](LaneWindow) must be opened. The default implementation returns false.
+    /// Returns whether received bytes are buffered in this process instead of in the kernel. If so, the caller must
+    /// open a [window](LaneWindow). The default implementation returns false.
     fn has_window(&self) -> bool {
         false
     }
 
-    /// Sets the number of bytes that the peer may send before they are received.
+    /// Sets the number of bytes that the peer may send before this side takes them.
     fn open_window(&mut self, _window: LaneWindow) {}
 
     /// Waits for a frame and returns it with its data in a buffer of `pool`, or returns `None` after the peer's last
     /// frame. The time is recorded by cause: waiting for the network as starved, waiting for a buffer as blocked,
-    /// waiting for the lane's rate as paced, and decryption as busy. The received bytes of the data are recorded as
-    /// available until the caller resets this count.
+    /// waiting for the rate limit as paced, and decryption as busy. The received bytes of the frame are recorded as in
+    /// progress until the caller resets that count.
     ///
     /// # Errors
     /// Returns [`LaneError`] if the connection is lost, if the pool is closed, or if the bytes are not a frame.
@@ -181,7 +181,7 @@ pub trait LaneSource: Send {
     /// Returns a handle with which other threads can break the lane.
     fn breaker(&self) -> LaneBreaker;
 
-    /// Returns a probe of the lane's connection, for use by any thread. By default it reports nothing.
+    /// Returns a probe of the lane's connection, which any thread may use. The default probe reports nothing.
     fn path(&self) -> PathProbe {
         PathProbe::default()
     }
@@ -219,20 +219,20 @@ pub enum LaneError {
     /// This side is stopping the transfer.
     #[error("data lane: stopped")]
     Stopped,
-    /// The operating system returned an error.
+    /// The operating system has returned an error.
     #[error("data lane: {source}")]
     Io {
         /// The underlying error.
         source: io::Error,
     },
-    /// TLS could not hand the connection over to the lane.
+    /// TLS could not pass the connection to the lane.
     #[error("data lane: {0}")]
     Tls(#[from] rustls::Error),
     /// A TLS record is not valid.
     #[error("data lane: {0}")]
     Record(#[from] RecordError),
-    /// A frame on an unencrypted lane is not the peer's next frame: it was modified, replayed, reordered, or belongs to
-    /// another lane.
+    /// A frame on an unencrypted lane is not the next frame of the peer: it was modified, replayed or reordered, or
+    /// belongs to another lane.
     #[error("data lane: a frame failed authentication")]
     Forged,
     /// The bytes are not a frame.

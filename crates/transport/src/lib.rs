@@ -1,7 +1,7 @@
-//! Transports for frames and messages, and the authentication of the peer. Frames and messages travel over TLS on TCP,
+//! Transports for frames and messages, and the authentication of peers. Frames and messages are sent over TLS on TCP,
 //! over unencrypted TCP after a TLS handshake, over QUIC, or through memory in one process.
 //!
-//! Lanes are blocking and belong to threads; control is asynchronous. This crate does not interpret frames.
+//! Lanes are blocking and belong to threads. Control is asynchronous. This crate does not interpret frames.
 //! **Invariant:** no connection is returned before both ends have proved their keys.
 
 mod blocking;

@@ -1,8 +1,8 @@
 //! Probes of the connections that carry lanes. The program uses them to report on the network path and to tune the
 //! lanes.
 //!
-//! A probe can be used independently of its lane, because the lane's thread may be blocked in a write for a long time
-//! on a slow path.
+//! A probe can be used independently of its lane, whose thread may be blocked in a write for a long time on a slow
+//! path.
 
 use std::fmt;
 use std::io;
@@ -23,8 +23,8 @@ pub enum Transport {
     Quic,
 }
 
-/// Reads the state of one lane's connection and changes its settings at run time. A probe keeps the socket's descriptor
-/// open, but the lane can still shut the connection down.
+/// A handle to read the state of a lane's connection and change its settings. A probe keeps the socket's descriptor
+/// open, but the lane can still shut down the connection.
 #[derive(Clone, Default)]
 pub struct PathProbe(Option<ProbeSource>);
 
@@ -63,8 +63,8 @@ impl PathProbe {
         }
     }
 
-    /// Returns the present state of the connection, or `None` if it is not available. QUIC connections report the
-    /// corresponding values of TCP.
+    /// Returns the current state of the connection, or `None` if it is not available. For QUIC, the values correspond
+    /// to those of TCP.
     #[must_use]
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
@@ -73,23 +73,22 @@ impl PathProbe {
         }
     }
 
-    /// Returns whether the connection is known to have ended or to be lost. Does not read from the connection to find
-    /// out.
+    /// Returns whether the connection is known to have ended or to be lost. Does not read from the connection.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.read()
             .is_some_and(|info| info.established == Some(false))
     }
 
-    /// Returns the size of the largest IP packet that the lane's path can carry, to the kernel's knowledge. Returns
-    /// `None` if the lane does not use the kernel's TCP.
+    /// Returns the size of the largest IP packet that the lane's path can carry, as far as the kernel knows, in bytes.
+    /// Returns `None` if the lane does not use the kernel's TCP.
     #[must_use]
     pub fn mtu(&self) -> Option<u32> {
         let socket = self.kernel()?;
         zmove_sockopt::path_mtu(&**socket, socket.peer_addr().ok()?).ok()
     }
 
-    /// Returns the kernel's name of the present congestion control, or `None` if the lane does not use the kernel's
+    /// Returns the kernel's name of the current congestion control, or `None` if the lane does not use the kernel's
     /// TCP.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
@@ -98,7 +97,7 @@ impl PathProbe {
         String::from_utf8(name).ok()
     }
 
-    /// Returns a duplicate of the connection's descriptor, on which a hangup can be polled. It keeps the connection
+    /// Returns a duplicate of the connection's descriptor, for detecting a hangup by `poll`. It keeps the connection
     /// open. Returns `None` if the lane does not use the kernel's TCP.
     #[must_use]
     pub fn socket(&self) -> Option<OwnedFd> {
@@ -119,7 +118,7 @@ impl PathProbe {
 
     /// Shuts the connection down in both directions, if it uses the kernel's TCP.
     pub fn break_off(&self) {
-        // The shutdown of a connection that has already ended fails, which is harmless.
+        // The shutdown fails if the connection has already ended, which is harmless.
         let _ended = self.kernel().map(|socket| socket.shutdown(Shutdown::Both));
     }
 

@@ -1,5 +1,5 @@
-//! QUIC connections. Each QUIC connection has one stream, replaces one TCP connection, and uses the same keys and the
-//! same checks. QUIC is used at sites where only UDP gets through, and on paths that lose packets.
+//! QUIC connections. Each QUIC connection has one stream and replaces one TCP connection, with the same keys and the
+//! same checks. QUIC is used at sites that let only UDP through, and on paths that lose packets.
 //!
 //! The implementation is quinn, with the same rustls, crypto provider and verifiers as for TCP. The client gives each
 //! connection its own UDP socket and a thread with its own runtime ([`QuicDialer`]), so that several connections use
@@ -7,9 +7,8 @@
 //! the connections over its threads. On both sides a connection is a [`QuicConnection`]: an async stream for control,
 //! which a [`QuicLane`] can take over.
 //!
-//! When a process is killed, the kernel closes its TCP connections but not its QUIC connections. The peer notices only
-//! when it has received nothing for some time after the last keep-alive. A shorter timeout would also end pushes whose
-//! path is interrupted for a few seconds.
+//! When a process is killed, the kernel closes its TCP connections but not its QUIC connections. The peer detects the
+//! loss only by its idle timeout. A shorter timeout would also end pushes whose path is interrupted for a few seconds.
 //!
 //! **Invariant:** the peer of a [`QuicConnection`] has proved its key and has agreed on the protocol. The connection is
 //! closed only after all of its data has been acknowledged, or when it is no longer needed.
@@ -67,18 +66,18 @@ pub(crate) struct QuicConnection {
     receiving: RecvStream,
     /// The sending half of the stream. `None` once a lane has taken it over or it has been finished.
     sending: Option<SendStream>,
-    /// True until something has been written to the stream.
+    /// True until anything has been written to the stream.
     silent: bool,
     finished: bool,
     lane_bytes: Arc<LaneBytes>,
     account: Arc<PathAccount>,
-    /// Passes the finished stream to the [`Linger`], which closes the connection when all data of the stream has
-    /// arrived.
+    /// Passes the finished stream to the [`Linger`], which closes the connection when the peer has acknowledged all
+    /// data.
     linger: UnboundedSender<SendStream>,
 }
 
 impl QuicConnection {
-    /// Creates a connection with its single stream. Also returns the [`Linger`] that keeps the connection open until
+    /// Creates a connection with its single stream. Also returns the [`Linger`], which keeps the connection open until
     /// its end. The returned connection is `None` if the peer does not speak the protocol.
     fn new(
         connection: quinn::Connection,
@@ -121,7 +120,7 @@ impl QuicConnection {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Finishes the stream. Nothing may be written after that.
+    /// Finishes the stream. Nothing may be written afterwards.
     fn finish(&mut self) -> io::Result<()> {
         self.sending()?.finish().map_err(io::Error::other)?;
         self.finished = true;
@@ -153,7 +152,7 @@ fn chain_of(connection: &quinn::Connection) -> Option<Vec<CertificateDer<'static
         .map(|chain| *chain)
 }
 
-/// Converts the error of a lost connection to its TCP equivalent.
+/// Converts the error of a lost connection to the equivalent error of TCP.
 fn lost(error: ConnectionError) -> io::Error {
     match error {
         ConnectionError::TimedOut => {
@@ -166,7 +165,8 @@ fn lost(error: ConnectionError) -> io::Error {
     }
 }
 
-/// If the cause of `error` is a lost connection, converts it to its TCP equivalent. Returns any other error unchanged.
+/// If `error` was caused by a lost connection, converts it to the equivalent error of TCP. Returns any other error
+/// unchanged.
 fn lost_if(error: io::Error) -> io::Error {
     let inner = error.get_ref();
     let reading = inner.and_then(|inner| inner.downcast_ref::<ReadError>());
@@ -180,7 +180,7 @@ fn lost_if(error: io::Error) -> io::Error {
 
 /// The code of a connection that was closed gracefully.
 pub(crate) const DONE: VarInt = VarInt::from_u32(0);
-/// The close code that is sent if a connection was dropped before its end.
+/// The close code for a connection that is dropped before its end.
 const DROPPED: VarInt = VarInt::from_u32(1);
 
 impl Drop for QuicConnection {
@@ -189,13 +189,13 @@ impl Drop for QuicConnection {
             return;
         };
         if self.finished {
-            // The send fails only if there is no `Linger`. The connection is then already closed.
+            // This fails only if no `Linger` exists, and then the connection is already closed.
             let _closed = self.linger.send(sending);
         } else if self.silent {
-            // The peer may not know of the stream yet, and does not need to.
+            // The peer may not know about the stream, and does not need to.
             self.connection.close(DROPPED, b"");
         } else {
-            // A stream that is only dropped would look finished to the peer.
+            // A stream that is dropped without a reset would look finished to the peer.
             let _closed = sending.reset(DROPPED);
         }
     }

@@ -1,17 +1,17 @@
 //! The TLS 1.3 record layer (RFC 8446 §5) for lanes, with the keys that rustls has negotiated.
 //!
-//! rustls makes every connection. It performs the handshake, negotiates the keys, and carries the greeting and all
-//! control messages. It does not carry the frames of a lane, because this took a fifth to a quarter of the CPU time of
-//! a push. rustls reads a socket 4 KiB at a time with four system calls per full record, copies received plaintext
-//! twice, and allocates memory for each sent record. A lane therefore continues with this record layer, which produces
-//! the same bytes on the wire as rustls. Frames are sealed into one buffer of several records, which is sent in one
-//! call. All arrived bytes are received in one call, and each record is opened directly into the payload's buffer.
+//! rustls performs the handshake, negotiates the keys, and carries the greeting and all control messages. It does not
+//! carry the frames of a lane, because this took a fifth to a quarter of the CPU time of a push. rustls reads a socket
+//! 4 KiB at a time with four system calls per full record, copies received plaintext twice, and allocates memory for
+//! each sent record. So a lane continues with this record layer, which uses the same format. Frames are sealed into a
+//! buffer of several records, which is sent in one call. All available bytes are received in one call, and each record
+//! is decrypted directly into the payload's buffer.
 //!
 //! [`TrafficKey`] holds the state of one direction, [`Sealer`] writes records, and [`Opener`] reads them. None of them
-//! does I/O. The handover from rustls costs no round trip, and no data is lost or read twice:
+//! does I/O. The handover from rustls costs no round trip, and no data is lost or read twice.
 //! `tcp_tls/whole_records.rs` passes the socket's bytes to rustls one complete record at a time, so rustls never holds
-//! a partial record. Bytes that arrived after that record are passed to the lane together with the socket. Plaintext
-//! that rustls has already decrypted comes first.
+//! a partial record. The lane first gets the plaintext that rustls has already decrypted, then the received bytes after
+//! that record, and then the socket.
 //!
 //! **Invariant:** an [`Opener`] returns plaintext only from a record that was authenticated at its position in the
 //! sequence. The stream counts as complete only if the peer has sealed its end.
@@ -45,8 +45,8 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 
-/// The message with which a sender announces its next key without requesting a new key from the other side. The bytes
-/// are the type, the length and the request.
+/// The message by which a sender announces its next key without requesting a new key from the other side. The bytes are
+/// the type, the length and the request.
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 /// The alert that ends the stream: level and description.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
@@ -61,22 +61,22 @@ pub enum RecordError {
     /// The record is longer than TLS permits.
     #[error("a TLS record of {bytes} bytes is too long")]
     Oversized {
-        /// The length in the record's header.
+        /// The length field of the record.
         bytes: usize,
     },
     /// The record is too short to contain a tag.
     #[error("a TLS record of {bytes} bytes is too short")]
     Undersized {
-        /// The length in the record's header.
+        /// The length field of the record.
         bytes: usize,
     },
     /// The record contains only padding and therefore no content type.
     #[error("a TLS record has no content type")]
     Untyped,
-    /// The record has a content type or a message that is not permitted on a lane.
+    /// The record has a content type, or contains a message, that is not permitted on a lane.
     #[error("unexpected TLS record of type {content_type}")]
     Unexpected {
-        /// The content type. If the record could be opened, this is the inner content type.
+        /// The content type. If the record could be decrypted, this is the inner content type.
         content_type: u8,
     },
     /// The peer has ended the connection because of an error.

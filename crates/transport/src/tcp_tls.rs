@@ -1,8 +1,9 @@
 //! Connections over TCP with mutually authenticated TLS 1.3.
 //!
-//! The client side is [`TcpDialer`], the server side is [`Acceptor`]. Both return a [`Connection`], an async stream for
-//! control that a [`TlsLane`](crate::TlsLane) can take over. The caller decides what the peer may do. **Invariant:**
-//! the peer of a [`Connection`] has proved its key, uses TLS 1.3, and has agreed on the protocol.
+//! The client side is [`TcpDialer`], and the server side is [`Acceptor`]. Both return a [`Connection`], which is an
+//! async stream for control that a [`TlsLane`](crate::TlsLane) can take over. The caller decides on the peer's
+//! permissions. **Invariant:** the peer of a [`Connection`] has proved its key, uses TLS 1.3, and has agreed on the
+//! protocol.
 
 use std::{
     io::{self, Read as _},
@@ -41,12 +42,13 @@ pub use socket::SocketConfig;
 pub(crate) use unsent_limit::UnsentLimit;
 use whole_records::WholeRecords;
 
-/// Receive window of a lane until autotuning has measured the lane's speed; see [`zmove_sockopt::open_receive_window`].
+/// Receive window of a lane, in bytes, until autotuning has measured the lane's speed. See
+/// [`zmove_sockopt::open_receive_window`].
 const LANE_WINDOW_BYTES: u32 = 8 << 20;
 
-/// Receive window before the peer has proved a key. A lane's first data arrives together with its first message and
-/// must not be limited by the initial window of 64 KiB. If the window is opened this early, the acknowledgments of the
-/// handshake announce it. A separate window update would be sent only after more data has arrived.
+/// Receive window before the peer has proved a key, in bytes. A lane's first data arrives together with its first
+/// message, and the initial window of 64 KiB would limit it. With this early size, the acknowledgments of the handshake
+/// announce the window. A separate window update would be sent only after more data was received.
 const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 
 /// An established connection to a peer whose key is known.
@@ -54,8 +56,8 @@ const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 pub struct Connection {
     /// The peer's key.
     pub peer: Fingerprint,
-    /// The round-trip time. At the client, the kernel measured it when the connection was established. At the server,
-    /// it is the duration of the TLS handshake, which includes some computation.
+    /// The round-trip time. At the client, the kernel's measurement when the connection was established. At the server,
+    /// the duration of the TLS handshake, which includes some computation.
     pub rtt: Duration,
     /// The peer's address. An IPv4 address is never in its IPv6-mapped form.
     pub address: SocketAddr,
@@ -63,8 +65,8 @@ pub struct Connection {
     secrets: Arc<TrafficSecrets>,
 }
 
-/// The parts of a connection that another layer takes over. The peer sent the data in `plaintext` first, then the data
-/// in `records`, and then the data that is still in the socket.
+/// The parts of a connection for a layer that takes it over. The order of the peer's data is: `plaintext`, then
+/// `records`, then the data that is still in the socket.
 pub(crate) struct ConnectionParts {
     /// The socket, in blocking mode.
     pub(crate) socket: std::net::TcpStream,
@@ -83,8 +85,8 @@ impl Connection {
         self.stream.get_ref().1
     }
 
-    /// Splits the connection into its parts. In both directions, the last record must be complete, and no data may be
-    /// waiting to be flushed.
+    /// Splits the connection into its parts. In both directions, the last record must be complete, and all data must be
+    /// flushed.
     pub(crate) fn into_parts(self) -> io::Result<ConnectionParts> {
         let (stream, mut session): (_, rustls::Connection) = match self.stream {
             TlsStream::Client(stream) => {
@@ -153,11 +155,11 @@ impl Connection {
     }
 }
 
-/// Reads the remaining plaintext that TLS has decrypted.
+/// Reads the plaintext that TLS has already decrypted.
 fn drain(session: &mut rustls::Connection) -> io::Result<Vec<u8>> {
     let mut plaintext = Vec::new();
     match session.reader().read_to_end(&mut plaintext) {
-        // No more data has arrived, or the socket has ended. A later read of the socket reports its end again.
+        // No more data was received, or the socket has ended. A later read of the socket reports its end again.
         Err(error)
             if matches!(
                 error.kind(),
@@ -177,7 +179,7 @@ fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }
 
-/// Returns whether a TLS peer has no version, cipher suite or protocol in common with this side.
+/// Returns whether the error means that the peer has no version, cipher suite or protocol in common with this side.
 const fn speaks_otherwise(error: &rustls::Error) -> bool {
     use rustls::{AlertDescription as Alert, Error};
     matches!(

@@ -1,4 +1,4 @@
-//! Trust in peers by keys, pins and grants, similar to ssh.
+//! Authentication and authorization of peers by keys, pins and grants, similar to ssh.
 //!
 //! Each side has one key ([`Identity`]), identified by its [`Fingerprint`]. The client pins hosts in [`KnownHosts`],
 //! and the daemon grants keys access to roots in [`AuthorizedKeys`]. All three are files in a home directory that the
@@ -35,11 +35,12 @@ pub(crate) use verify::{
     server_config, version_query_config,
 };
 
-/// The name in every certificate and every hello. It is always the same, because hosts are distinguished by key.
+/// The server name in every certificate and every client hello. It is always the same, because hosts are identified by
+/// key.
 pub(crate) const SERVER_NAME: &str = "zmove";
 
-/// Returns the AWS-LC provider with the TLS 1.3 cipher suites. The first suite is the one that is fastest on CPUs with
-/// AES instructions.
+/// Returns the AWS-LC provider with the TLS 1.3 cipher suites. The first suite is the fastest on CPUs with AES
+/// instructions.
 pub(crate) fn provider() -> CryptoProvider {
     let cipher_suites = vec![
         aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,

@@ -1,10 +1,10 @@
-//! The client side. Dials a host by TCP or by QUIC. If both are permitted, QUIC is used if TCP does not get through.
+//! The client side. Dials a host by TCP or by QUIC. If both are permitted, QUIC is the fallback if TCP cannot connect.
 //!
 //! `--transport auto` works like "happy eyeballs" (RFC 8305). TCP gets a head start because it needs less CPU time. The
 //! head start is long enough for one lost packet and a long round trip. QUIC starts after the head start, or when TCP
-//! has been refused. The first transport to connect is used for the whole run. After a refusal, QUIC gets only a short
-//! time that depends on the duration of the refusal, and no time at all if datagrams are refused too. If the caller
-//! knows that QUIC connects sooner on this path, QUIC gets the head start instead.
+//! has been refused. The first transport to connect is used for the whole run. After a refusal by TCP, QUIC gets only a
+//! short time limit, which depends on the duration of the refusal, and no time if datagrams are refused too. If the
+//! caller knows that QUIC connects sooner on this path, QUIC gets the head start instead.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -40,7 +40,7 @@ pub struct DialOptions {
     /// The congestion window that an earlier push reached on the path. Used by QUIC's tolerant congestion control.
     /// Default: none.
     pub saved: Option<SavedWindow>,
-    /// The head start of QUIC, if both transports may be used. Default: `None`, which means that TCP starts first.
+    /// The head start of QUIC, if both transports are permitted. Default: `None`, which means that TCP starts first.
     pub quic_first: Option<Duration>,
 }
 
@@ -58,7 +58,7 @@ pub struct ChannelDialer {
 }
 
 impl ChannelDialer {
-    /// Resolves the host once for all connections. `name` is a host name or an address; an IPv6 address has no
+    /// Resolves the host once for all connections. `name` is a host name or an address. An IPv6 address has no
     /// brackets.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl ChannelDialer {
     }
 
     /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
-    /// key. The host shows that only with the data that it sends next.
+    /// key. Only the next data from the host shows that.
     ///
     /// # Errors
     /// Returns [`DialError`] if no address responds, if the server does not speak the zmove protocol, or if the host's
@@ -115,7 +115,7 @@ impl ChannelDialer {
                     return Ok(Channel::quic(connection));
                 }
                 Err(error) if !error.retryable() => return Err(error),
-                // Continue below: another connection of this run has settled on TCP, or this attempt by QUIC has
+                // Continues below if another connection of this run has settled on TCP, or if this attempt by QUIC has
                 // failed.
                 _ => {}
             }
@@ -139,7 +139,7 @@ impl ChannelDialer {
         self.tcp.as_ref()?.round_trip()
     }
 
-    /// Returns the black hole that this dialer has found on the path, if any. Segments have been limited since then.
+    /// Returns the black hole on the path, if this dialer has found one. In that case, segments are limited.
     #[must_use]
     pub fn black_hole(&self) -> Option<BlackHole> {
         self.tcp.as_ref()?.black_hole().cloned()
@@ -150,16 +150,17 @@ impl ChannelDialer {
         self.lanes.lock().extend(path.downgrade());
     }
 
-    /// Checks the path before the first connection. If full-size packets are lost on it, the segments of all
-    /// connections are limited. A host that does not respond to TCP immediately is not checked.
+    /// Checks the path before the first connection. If full-size packets are lost, limits the segments of all
+    /// connections. Does not check a host that does not respond to TCP immediately.
     pub async fn check_path(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.check_path().await;
         }
     }
 
-    /// Resolves once full-size packets are found to be lost on the path. The segments of all later connections are then
-    /// limited. The path is checked when no data moves on the TCP lanes. QUIC discovers its packet size itself.
+    /// Resolves once full-size packets are found to be lost on the path, and limits the segments of all later
+    /// connections. Checks the path when no data moves on the TCP lanes. QUIC is not checked, because it discovers its
+    /// packet size itself.
     pub async fn await_black_hole(&self) -> BlackHole {
         if let Some(tcp) = &self.tcp {
             tcp.await_black_hole(|| self.bytes_moved()).await;
@@ -192,14 +193,14 @@ impl ChannelDialer {
         }
     }
 
-    /// Closes all QUIC connections gracefully. Unlike with TCP, the last packets of a QUIC connection are not sent
-    /// after the process has ended.
+    /// Closes all QUIC connections gracefully. Must be called before the process ends. Unlike for TCP, the kernel does
+    /// not send the last packets of a QUIC connection.
     pub async fn close(&self) {
         self.quic.close().await;
     }
 
-    /// Settles on `transport` unless this run has already settled on a transport. Returns whether `transport` is now
-    /// the transport of the run.
+    /// Settles on `transport`, unless this run has already settled on a transport. Returns whether `transport` is the
+    /// transport of the run.
     fn settle(&self, transport: Transport) -> bool {
         *self.settled.get_or_init(|| transport) == transport
     }
@@ -230,7 +231,7 @@ impl ChannelDialer {
             dialled = &mut dialling => match dialled {
                 Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
                 Err(error) if !error.retryable() => Err(error),
-                // QUIC has failed, so only TCP is left.
+                // QUIC has failed, so the result of TCP is used.
                 unhelpful => match reaching.await {
                     Ok(connected) => self.continue_with_tcp(connected, tcp, deadline).await,
                     Err(error) => self.use_quic(unhelpful, error),
@@ -251,7 +252,7 @@ impl ChannelDialer {
         Ok(Channel::quic(self.quic.dial(deadline.waited).await?))
     }
 
-    /// Dials by QUIC only, after TCP has failed in the time `taken`.
+    /// Dials by QUIC only, after TCP has failed within `taken`.
     async fn dial_quic_only(
         &self,
         error: DialError,
@@ -276,7 +277,7 @@ impl ChannelDialer {
     ) -> Result<Channel, DialError> {
         match dialled {
             Ok(connection) if self.settle(Transport::Quic) => Ok(Channel::quic(connection)),
-            // QUIC works, but the other connections of this run use TCP, which failed for this connection.
+            // QUIC works, but the other connections of this run use TCP, so the error of TCP is returned.
             Ok(_) => Err(tcp),
             Err(quic) if !quic.retryable() => Err(quic),
             Err(quic) => Err(self.both_failed(tcp, quic)),
@@ -292,8 +293,8 @@ impl ChannelDialer {
     }
 }
 
-/// Waits until every address has answered an empty datagram with "port unreachable". QUIC ignores such answers because
-/// anyone can forge them. After TCP was refused, they are trusted.
+/// Waits until every address has answered an empty datagram with "port unreachable". QUIC itself ignores such answers,
+/// because anyone can forge them. After a refusal by TCP, they are plausible.
 async fn datagrams_refused(addresses: &[SocketAddr]) {
     for address in addresses {
         let asked = async {
@@ -315,9 +316,9 @@ async fn datagrams_refused(addresses: &[SocketAddr]) {
 const HEAD_START: Duration = Duration::from_millis(1_500);
 /// Time limit for QUIC if the host does not answer TCP. With this limit, TCP and QUIC give up at the same time.
 const QUIC_TIMEOUT: Duration = SILENCE_MAX.saturating_sub(HEAD_START);
-/// Returns the time limit for QUIC after TCP was refused. The refusal took `taken`, which is at least one round trip. A
-/// refusal shows that the host exists, but most likely no daemon listens on the port. A handshake takes two round
-/// trips.
+/// Returns the time limit for QUIC after TCP was refused. The limit is short, because a refusal shows that the host
+/// exists and that most likely no daemon listens on the port. The refusal took `taken`, which is at least one round
+/// trip. A handshake takes two.
 fn timeout_after_refusal(taken: Duration) -> Duration {
     // Rounded down to milliseconds, because the value may be displayed.
     let whole = Duration::from_millis(u64::try_from(taken.as_millis()).unwrap_or(u64::MAX));
@@ -325,7 +326,8 @@ fn timeout_after_refusal(taken: Duration) -> Duration {
 }
 
 /// Minimum time limit for QUIC after a refusal: one second until a lost packet is retransmitted, plus the time that a
-/// busy host needs to compute the keys. A refusal by a nearby firewall says nothing about the path to a distant host.
+/// busy host needs to compute the keys. The limit needs a minimum because a nearby firewall may have sent the refusal,
+/// so `taken` can be shorter than a round trip to the host.
 const REFUSED_TIMEOUT_MIN: Duration = Duration::from_millis(1_500);
 const HANDSHAKES_ROUND_TRIPS: u32 = 6;
 const REFUSED_TIMEOUT_MAX: Duration = Duration::from_secs(3);
@@ -336,8 +338,8 @@ mod tests {
 
     #[tokio::test]
     async fn datagrams_are_refused_where_nobody_takes_them() {
-        // This socket accepts datagrams only from one other port. All other datagrams are refused, and no other process
-        // can get its port.
+        // This socket accepts datagrams from only one other port and refuses all others. No other process can get its
+        // port.
         let only_own = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         only_own.connect("127.0.0.1:1").await.unwrap();
         let nobody = only_own.local_addr().unwrap();

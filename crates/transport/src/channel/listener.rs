@@ -56,7 +56,7 @@ impl Listener {
     /// called in a tokio runtime, which runs the listener.
     ///
     /// # Errors
-    /// Returns an error if there is no socket, if one is not a listening socket, or if one cannot be configured.
+    /// Returns an error if there is no socket, if the TCP socket does not listen, or if a socket cannot be configured.
     pub fn on(
         sockets: Inherited,
         identity: &Identity,
@@ -105,8 +105,8 @@ impl Listener {
     /// Waits for the next client. Cancellation safe: dropping the future loses no client.
     ///
     /// # Errors
-    /// Returns an error if the client has already gone, or if the system is out of descriptors or memory. The caller
-    /// should pause and retry.
+    /// Returns an error if the client has already disconnected, or if the system is out of descriptors or memory. The
+    /// caller should pause and retry.
     pub async fn accept(&self) -> io::Result<Incoming> {
         let by_tcp = async {
             match &self.tcp {
@@ -133,8 +133,8 @@ impl Listener {
     }
 
     /// Performs the handshake, in which the peer proves its key. Takes at most `deadline`. The caller must then
-    /// authorize the peer by its fingerprint. Calls `spoken` when the client's first message has arrived. A QUIC client
-    /// has already sent this message, so `spoken` is then called immediately.
+    /// authorize the peer by its fingerprint. Calls `spoken` when the client's first message is received. For a QUIC
+    /// client, this happens during the handshake.
     ///
     /// # Errors
     /// Returns [`AcceptError`] if the client is too slow, does not speak the zmove protocol, or does not prove a key.
@@ -184,8 +184,8 @@ impl Incoming {
         self.address
     }
 
-    /// Requires a QUIC client to prove its address by dialing again. Returns `None` if this request was sent to the
-    /// client. Use this function while many clients are connecting.
+    /// Requests that a QUIC client proves its address by dialing again. Returns `None` if the request was sent. Use
+    /// this function while many clients are connecting.
     #[must_use]
     pub fn send_retry(self) -> Option<Self> {
         let Self { address, accepted } = self;

@@ -1,5 +1,5 @@
-//! The sockets of a listener, separate from its key. Another process may bind the sockets, or this process may bind
-//! them before it gives up its privileges.
+//! The sockets of a listener. They are separate from its key, because another process may bind them, or this process
+//! may bind them before it drops its privileges.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -56,7 +56,7 @@ impl Inherited {
                         udp: Some(udp),
                     });
                 }
-                // The port chosen for TCP is not free for UDP. Try another one.
+                // The port that was chosen for TCP is not free for UDP, so another port is tried.
                 Err(_) if tries_left > 0 => {}
                 Err(source) => {
                     return Err(BindError::Listen {
@@ -69,5 +69,5 @@ impl Inherited {
     }
 }
 
-/// Number of ports to try if any port is acceptable.
+/// Number of ports to try if the port is not given.
 const PORTS_TRIED_MAX: u32 = 16;

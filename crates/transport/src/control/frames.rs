@@ -1,9 +1,9 @@
 //! Reads the frames of a control connection in one task, while a second task sends pings and pongs.
 //!
 //! The reading task starts after the greeting and runs independently of the session, so pings are answered in every
-//! phase. It reads one short message ahead. A longer message waits until the session requests it, and pings after that
-//! message wait too. **Invariant:** reading never waits for writing, so two peers that both have much to send never
-//! wait for each other.
+//! phase. It reads one short message ahead. A longer message, and the pings after it, are read only when the session
+//! requests the message. **Invariant:** reading never waits for writing, so two peers that both send much data cannot
+//! deadlock.
 
 use std::sync::Weak;
 
@@ -20,13 +20,14 @@ const AHEAD_BYTES_MAX: usize = 64 << 10;
 /// The messages of a connection that is being read.
 pub(super) struct MessageReader {
     messages: mpsc::Receiver<Result<Vec<u8>, ControlError>>,
-    /// Maximum length of the message that the session has requested, in bytes. 0 if no request is pending.
+    /// Maximum length in bytes of the message that the session has requested, or 0 if the session is not waiting for a
+    /// message.
     wanted: watch::Sender<usize>,
 }
 
 impl MessageReader {
     /// Starts a task that reads the connection. The task ends when the returned reader is dropped. It ends with an
-    /// error if the peer does not read the answers to its pings. Pings are answered only after this side has sent
+    /// error if the peer does not read the answers to its pings. Pings are not answered before this side has sent
     /// something.
     pub(super) fn begin(pending: PendingReader) -> Self {
         let (messages_in, messages) = mpsc::channel(1);
@@ -50,10 +51,10 @@ impl MessageReader {
         tokio::spawn(async move {
             tokio::select! {
                 () = reading.run(&messages_in) => {}
-                // An incomplete message is of no use.
+                // The session has dropped the reader, so a message in progress is discarded.
                 () = messages_in.closed() => {}
-                // The peer may have sent messages before the connection was lost, and they are still read. Only the
-                // error in this branch ends the reading.
+                // If sending fails, received messages are still passed on. Only the error in this branch ends the
+                // reading.
                 Ok(error) = unread => drop(messages_in.send(Err(error)).await),
             }
         });
@@ -84,13 +85,13 @@ impl MessageReader {
 /// One frame.
 #[derive(Debug)]
 pub(crate) enum ControlFrame {
-    /// A message of this length in bytes. Its body has not been read yet.
+    /// A message with this length in bytes. Its body has not been read yet.
     Message(usize),
     Ping(u64),
     Pong(u64),
 }
 
-/// Reads the next frame, but only the header of a message. Returns `None` if the stream ends between frames.
+/// Reads the next frame. Of a message, reads only the header. Returns `None` if the stream ends between frames.
 pub(crate) async fn next_frame(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> Result<Option<ControlFrame>, ControlError> {
@@ -159,7 +160,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// If a message is too long to be read ahead, waits until the session requests the message.
+    /// If a message is too long to be read ahead, waits until the session requests a message.
     async fn wait_until_wanted(&mut self, bytes: usize) -> Result<(), ControlError> {
         if bytes <= AHEAD_BYTES_MAX {
             return Ok(());
@@ -171,8 +172,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// Answers the peer's pings and sends requested pings, until the writer is dropped. If several pings are waiting, only
-/// the most recent ping is sent or answered. Sends an error to `unread` if the peer does not read.
+/// Answers the peer's pings and sends requested pings, until the writer is dropped. If several pings are waiting, sends
+/// or answers only the most recent one. Sends an error to `unread` if the peer does not read.
 async fn answer_pings(
     sending: Weak<Mutex<Sending>>,
     mut begun: watch::Receiver<bool>,
@@ -182,7 +183,7 @@ async fn answer_pings(
 ) {
     let mut writer = begun.clone();
     let exchanging = async {
-        // Nothing may be sent before this side's greeting.
+        // Nothing may be sent before the greeting of this side.
         if begun.wait_for(|begun| *begun).await.is_err() {
             return;
         }
@@ -203,7 +204,7 @@ async fn answer_pings(
             {
                 Ok(()) => {}
                 Err(error @ ControlError::Unread) => {
-                    // The send fails only if the connection is no longer read.
+                    // This fails only if the connection is no longer read.
                     let _over = unread.send(error);
                     return;
                 }

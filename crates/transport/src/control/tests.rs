@@ -90,7 +90,7 @@ async fn no_pong_goes_before_the_greeting() {
     pongs.wait_for(|pong| *pong == Some(5)).await.unwrap();
 }
 
-/// In this test, a session moves its writer to another task and sends pings from the original task.
+/// The test moves the writer to another task and sends pings from the original task.
 #[tokio::test]
 async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_before_the_greeting() {
     let (mut near, mut far) = pair(1 << 10);
@@ -112,7 +112,7 @@ async fn a_pinger_outlives_the_handing_over_of_its_writer_and_sends_nothing_befo
     assert_eq!(heard, message(9)[4..]);
 }
 
-/// Two threads may call the pinger in a different order than the order of their values.
+/// Two threads may call the pinger in a different order than that of their values.
 #[tokio::test]
 async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
     let (mut near, mut far) = pair(1 << 10);
@@ -129,7 +129,7 @@ async fn a_ping_that_waits_is_not_replaced_by_one_with_a_lower_value() {
     assert_eq!(*pong, Some(2));
 }
 
-/// If a peer stopped reading while it writes, the two peers would wait for each other.
+/// Two peers that stopped reading while they write would deadlock.
 #[tokio::test]
 async fn pings_are_answered_between_peers_who_both_send_more_than_fits() {
     let (near, far) = pair(64);
@@ -203,7 +203,7 @@ async fn a_peer_that_reads_nothing_is_lost() {
     assert!(matches!(error, ControlError::Closed), "{error}");
 }
 
-/// Shutting down the sending direction is a write too, so the time limit applies to it.
+/// Shutting down the sending direction is a write too, so it has a time limit.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_no_end_is_lost() {
     struct Stuck;
@@ -241,7 +241,7 @@ async fn a_peer_that_reads_no_end_is_lost() {
     assert!(matches!(error, ControlError::Unread), "{error}");
 }
 
-/// Each ping is answered, but the peer does not read the answers.
+/// Each ping is answered, but the peer reads no answers.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silent() {
     let (near, far) = tokio::io::duplex(16);
@@ -259,7 +259,7 @@ async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silen
     let began = tokio::time::Instant::now();
     for value in 0..10 {
         far.write_all(&encode_ping(value)).await.unwrap();
-        // Waits until the ping has been read and, if there is room, its pong has been written.
+        // By now, the ping has been read and, if there is space, its pong has been written.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let error = near.0.receive().await.unwrap_err();
@@ -268,7 +268,7 @@ async fn a_peer_that_pings_and_does_not_read_is_lost_though_the_session_is_silen
     drop((unread, far));
 }
 
-/// A message that is transferred slowly is not cut off. The limit is only for a peer that reads nothing.
+/// A slow transfer of a message is not interrupted. Only a peer that reads nothing is disconnected.
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_reads_slowly_is_not_lost() {
     let (near, far) = tokio::io::duplex(PORTION_BYTES);

@@ -1,6 +1,7 @@
-//! The errors of files with keys, pins and grants. They are always local problems, and retrying never helps.
+//! The errors of files with keys, pins and grants. They are always local problems, and a retry never helps.
 //!
-//! **Invariant:** every message names the file and, if applicable, the line. No message contains a private key.
+//! **Invariant:** every message contains the path of the file and, if applicable, the line number. No message contains
+//! a private key.
 
 use std::{
     io,
@@ -25,7 +26,8 @@ pub enum KeyFileError {
         path: PathBuf,
         /// The owner.
         owner: u32,
-        /// The user who should own it: root, or the owner of its directory if that is the user who reads it.
+        /// The user who should own the file or directory. This is root, or the owner of its directory if that is the
+        /// user who reads it.
         owner_wanted: u32,
     },
     /// Other users can write to the file, or to a directory above it.
@@ -103,7 +105,7 @@ pub enum IdentityError {
         /// The error of the TLS library.
         source: rustls::Error,
     },
-    /// The certificate issued by an authority does not match this key or is damaged.
+    /// The certificate from an authority does not match this key or is damaged.
     #[error("use the certificate {}: it is damaged, or does not match the key beside it; remove it, or have a new one \
         issued", path.display())]
     Certificate {
@@ -125,7 +127,7 @@ pub enum AuthorityError {
     /// A file cannot be trusted, read or written.
     #[error(transparent)]
     File(#[from] KeyFileError),
-    /// The file contains no certificates or revocation lists in PEM form, or one that cannot be parsed.
+    /// The file contains no certificates or revocation lists in PEM form, or one of them cannot be parsed.
     #[error("read {}: it contains no certificates or revocation lists in PEM form, or damaged ones", path.display())]
     Damaged {
         /// The file.
@@ -150,7 +152,7 @@ pub enum KnownHostsError {
         /// The fault in the line.
         fault: HostLineFault,
     },
-    /// The list already contains another key of the host, which is never replaced.
+    /// The list already contains another key for the host. A key is never replaced.
     #[error("remember the key of {host}: {} lists {expected} for it, not {found}", path.display())]
     Conflict {
         /// The list.
@@ -162,7 +164,7 @@ pub enum KnownHostsError {
         /// The key to be added.
         found: Fingerprint,
     },
-    /// The host name cannot be written to a line.
+    /// The host name cannot be written as a line of the list.
     #[error("remember the host {0:?}: it is not a host name or address")]
     HostName(String),
 }
@@ -181,7 +183,7 @@ pub enum AuthorizedKeysError {
         path: PathBuf,
         /// The line number, starting at 1.
         line: usize,
-        /// The fault in the line, which names the field.
+        /// The fault in the line, including the field.
         fault: GrantFault,
     },
     /// The grant to be added is not valid.

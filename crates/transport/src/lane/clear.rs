@@ -1,16 +1,16 @@
 //! An unencrypted lane: plain frames, with each header authenticated by a keyed hash. Only `push --cipher none` to a
 //! daemon with `--allow-clear` uses such lanes, and only over TCP. Control stays in TLS.
 //!
-//! The connection begins in TLS, which authenticates both ends, carries the greeting, and derives a key for each
-//! direction of this lane with its exporter. After that, neither end uses TLS records. A frame is sent with one
-//! `writev` call, and its data is read directly into its buffer.
+//! The connection begins with TLS, which authenticates both ends and carries the greeting. The TLS exporter derives a
+//! key for each direction of the lane. After that, neither end uses TLS records. A frame is sent with one `writev`
+//! call, and its data is read directly into its buffer.
 //!
 //! A frame is authenticated by a keyed BLAKE3 hash of its sequence number and its header. The header contains the
-//! digest of the frame's head and data. As on any lane, the receiver checks this digest before it stores anything. The
-//! keyed hash therefore covers only the header, and the contents are not hashed twice.
+//! digest of the frame's head and data. As on any lane, the receiver checks this digest before it stores the data. So
+//! the keyed hash only covers the header, and the data is not hashed twice.
 //!
-//! **Invariant:** no field of a header is used before the header has been authenticated at its position in the
-//! sequence. The end of the lane counts only if the peer has authenticated it.
+//! **Invariant:** no field of a header is used before the header has been authenticated together with its sequence
+//! number. The end of the lane counts only if the peer has authenticated it.
 
 use std::fmt;
 use std::io::{self, BufReader, Chain, Cursor, IoSlice, Read, Write};
@@ -34,7 +34,7 @@ pub struct ClearLane {
     sealing: FrameSequence,
     checking: FrameSequence,
     ended: bool,
-    /// The lane's share of the rate at which it sends or receives.
+    /// The limiter of the rate at which the lane sends or receives.
     limiter: RateLimiter,
 }
 
@@ -47,7 +47,7 @@ impl Read for Socket {
     }
 }
 
-/// The frames of one direction: their key and the next sequence number.
+/// The frames of one direction: the key and the next sequence number.
 struct FrameSequence {
     key: [u8; blake3::KEY_LEN],
     sequence: u64,
@@ -90,10 +90,10 @@ impl ClearLane {
         })
     }
 
-    /// Writes all parts, with a single system call if the socket accepts them.
+    /// Writes all parts. Uses a single system call if the socket accepts all bytes at once.
     fn write_all(&mut self, mut parts: &mut [IoSlice<'_>]) -> Result<(), LaneError> {
         let mut socket = &*self.incoming.get_ref().get_ref().1.0;
-        // Skips empty slices, so that the next write has at least one byte to write.
+        // Removes empty slices at the start, so that the next write has at least one byte to write.
         IoSlice::advance_slices(&mut parts, 0);
         while !parts.is_empty() {
             match socket.write_vectored(parts) {
@@ -130,7 +130,7 @@ impl ClearLane {
         let mut mac = [0; blake3::OUT_LEN];
         self.fill(&mut header, watch)?;
         self.fill(&mut mac, watch)?;
-        // The comparison takes constant time.
+        // This comparison takes constant time.
         if self.checking.next(&header) != blake3::Hash::from_bytes(mac) {
             return Err(LaneError::Forged);
         }
@@ -173,8 +173,8 @@ const KEY_LABEL: &[u8] = b"EXPORTER-zmove lane clear 1";
 const SEQUENCE_BYTES: usize = size_of::<u64>();
 /// The header that ends the lane. No frame has this header, because there is no frame of kind 0.
 const END: [u8; FrameHeader::BYTES] = [0; FrameHeader::BYTES];
-/// Size of the buffer for headers and heads. Data is read directly to its destination, except for the last bytes, which
-/// may fit into this buffer.
+/// Size of the buffer for headers and heads. Data is read directly into its destination, except for a last piece that
+/// fits into this buffer.
 const ARRIVED_BYTES_MAX: usize = 16 << 10;
 
 impl LaneSink for ClearLane {
@@ -331,14 +331,14 @@ mod tests {
         pieces
     }
 
-    /// Returns the number of frames in `pieces` that a receiver accepts, and how its lane ends. The pieces may have
-    /// been modified.
+    /// Returns the number of frames in `pieces`, which may have been modified, that a receiver accepts. Also returns
+    /// the result at the end of the lane.
     fn heard(pieces: &[Vec<u8>]) -> (u64, Result<(), LaneError>) {
         let (frames, ended) = heard_frames(pieces);
         (frames.len() as u64, ended)
     }
 
-    /// Returns the frames in `pieces` that a receiver accepts, and how its lane ends.
+    /// Returns the frames in `pieces` that a receiver accepts, and the result at the end of the lane.
     fn heard_frames(pieces: &[Vec<u8>]) -> (Vec<Frame>, Result<(), LaneError>) {
         let (mut near, far) = sockets();
         near.write_all(&pieces.concat()).unwrap();
@@ -391,7 +391,7 @@ mod tests {
         }
     }
 
-    /// The test changes the contents but not the digest. The receiver later compares the digest to the contents.
+    /// The test changes the data of a frame but not its digest. The receiver compares the two later.
     #[test]
     fn flipped_contents_keep_their_digest() {
         let mut pieces = said(KEY);

@@ -1,6 +1,6 @@
-//! Lanes and control connections inside one process, used for embedding and for tests.
+//! Lanes and control connections inside one process, for embedding and for tests.
 //!
-//! A buffer is moved from the sink to the source. Nothing is copied or encrypted, but everything is hashed.
+//! A buffer is moved from the sink to the source. Data is hashed, but neither copied nor encrypted.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use tokio::io::DuplexStream;

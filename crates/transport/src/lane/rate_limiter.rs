@@ -1,9 +1,9 @@
 //! A rate limit that several lanes share. At the sender, the lanes of one push share a limit. At the receiver, all
 //! lanes of one key share a limit.
 //!
-//! All lanes share one schedule and are served in the order of their requests. Before a sending lane sends a piece, it
-//! waits until the piece is due. A receiving lane first reads bytes and then waits until these bytes are due, so flow
-//! control makes the sender wait. Without a rate, nothing is scheduled and no lane waits.
+//! All lanes share one schedule and are served in the order of their requests. A sending lane waits until a piece is
+//! due before it sends the piece. A receiving lane waits until its bytes are due after it has read them, and flow
+//! control then slows the sender. Without a limit, no lane waits.
 //!
 //! **Invariant:** for any number of lanes, the bytes sent stay below rate × time plus one short burst. The bytes
 //! received may exceed this limit by one piece and one read per lane.
@@ -23,26 +23,25 @@ pub struct SharedRate(Arc<Schedule>);
 
 #[derive(Debug, Default)]
 struct Schedule {
-    /// The rate at which lanes may carry data, in bytes per second. Slightly below the limit. 0 means no limit.
+    /// The rate at which lanes may carry data, in bytes per second. It is slightly below the limit. 0 means no limit.
     bytes_per_second: AtomicU64,
     state: Lock<ScheduleState>,
-    /// A second rate that also limits these lanes. It is also shared with lanes that do not share this rate.
+    /// A second rate that also limits these lanes. Other lanes may share it too.
     parent: OnceLock<SharedRate>,
 }
 
 #[derive(Debug, Default)]
 struct ScheduleState {
-    /// The time at which all bytes that were charged so far are within the rate.
+    /// The time at which all bytes charged so far are within the rate.
     due: Option<Instant>,
     /// The time at which a frame was last begun.
     begun: Option<Instant>,
-    /// The time at which bytes were last charged, or at which a caller last had to wait. This time is recorded even if
-    /// only `parent` has a limit.
+    /// The time of the last charge or wait. It is recorded even if only `parent` has a limit.
     wanted: Option<Instant>,
 }
 
 impl SharedRate {
-    /// Creates a rate that is not in use yet.
+    /// Creates a rate that no lane uses yet.
     #[must_use]
     pub fn new(limit: RateLimit) -> Self {
         let rate = Self::default();
@@ -76,7 +75,7 @@ impl SharedRate {
     }
 
     /// Returns the time to wait before a new frame may be begun, or `None` if it may begin now. During this time, lanes
-    /// that are in the middle of a frame get the whole rate, so their frames finish sooner.
+    /// in the middle of a frame get the whole rate, so that their frames are completed sooner.
     #[must_use]
     pub fn wait_to_begin(&self, now: Instant) -> Option<Duration> {
         let of_parent = self
@@ -106,7 +105,7 @@ impl SharedRate {
         wait
     }
 
-    /// Returns whether there is a limit that lanes have used up at some time during the last second.
+    /// Returns whether there is a limit and lanes have exhausted it within the last second.
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {
         let own = self
@@ -123,8 +122,7 @@ impl SharedRate {
                 .is_some_and(|parent| parent.is_spent(now))
     }
 
-    /// Returns whether there is a limit and the rate was in use during the last `span`. The rate is in use when a lane
-    /// is charged for bytes or waits.
+    /// Returns whether there is a limit and lanes were charged or had to wait during the last `span`.
     #[must_use]
     pub fn is_wanted_within(&self, span: Duration, now: Instant) -> bool {
         self.is_set()
@@ -137,7 +135,7 @@ impl SharedRate {
     }
 
     /// Returns the number of bytes that a lane may take before the next lane is served, or `None` without a limit. The
-    /// number is small enough that lanes alternate quickly even at a low rate.
+    /// number is small, so that lanes alternate quickly even at a low rate.
     pub(crate) fn piece_bytes(&self) -> Option<usize> {
         let rate = self.lowest()?;
         let piece = usize::try_from(rate / PIECES_PER_SECOND).unwrap_or(usize::MAX);
@@ -170,7 +168,7 @@ impl SharedRate {
         Some(Duration::from_nanos(nanoseconds))
     }
 
-    /// Returns the lower of the applicable rates.
+    /// Returns the lowest of the rates that apply.
     fn lowest(&self) -> Option<u64> {
         let of_parent = self.0.parent.get().and_then(Self::lowest);
         self.bytes_per_second().into_iter().chain(of_parent).min()
@@ -186,16 +184,15 @@ impl SharedRate {
 const PAYLOAD_SHARE: u64 = 19;
 const PAYLOAD_SHARE_DIVISOR: u64 = 20;
 
-/// Maximum time for which unused capacity of the rate can be saved. Threads wake up late, and the saved capacity makes
-/// up for this.
+/// Maximum time for which unused capacity is kept. It compensates for threads that wake up late.
 const BURST: Duration = Duration::from_millis(20);
 
-/// If a rate has not been used for this time, it has capacity for another frame. This time is shorter than [`BURST`],
-/// so that the unused capacity is not lost before the frame begins.
+/// If a rate has not been used for this time, another frame may begin. This time is shorter than [`BURST`], so that the
+/// unused capacity is not lost before the frame begins.
 const UNUSED_MIN: Duration = Duration::from_millis(5);
 
-/// A rate counts as used up if it was exhausted during this time. On a busy host, lanes can leave a rate unused for
-/// tens of milliseconds because they get no CPU.
+/// A rate counts as exhausted if it was exhausted within this time. On a busy host, lanes that get no CPU may leave the
+/// rate unused for tens of milliseconds.
 const RECENTLY_SPENT: Duration = Duration::from_secs(1);
 
 const PIECES_PER_SECOND: u64 = 50;
@@ -206,7 +203,7 @@ const PIECE_BYTES_MAX: usize = 128 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct RateLimiter {
     pub(crate) rate: SharedRate,
-    /// Bytes that the lane has taken and that have not been charged to the rate yet.
+    /// Bytes that the lane has taken but that have not been charged to the rate yet.
     open: usize,
     broken: Arc<AtomicBool>,
 }
@@ -225,8 +222,7 @@ impl RateLimiter {
     }
 
     /// Charges `bytes` that the lane has taken, and waits until they are within the rate. Small amounts are collected
-    /// until they make up one piece. Otherwise, lanes whose reads return few bytes would get a smaller share of the
-    /// rate.
+    /// until they add up to one piece. Otherwise, lanes with short reads would get a smaller share of the rate.
     pub(crate) fn throttle(&mut self, bytes: usize, watch: &mut Stopwatch<'_>) {
         self.open += bytes;
         if self
@@ -239,14 +235,13 @@ impl RateLimiter {
         }
     }
 
-    /// Charges bytes that have already been sent. This call does not wait, but later calls of all lanes wait for these
-    /// bytes too.
+    /// Charges bytes that have already been sent. Does not wait, but later calls of all lanes wait for these bytes too.
     pub(crate) fn charge(&self, bytes: usize) {
         let _others_wait = self.rate.spend(bytes, Instant::now());
     }
 
-    /// Waits until these bytes, and all bytes that other lanes took earlier, are within the rate. Returns early if the
-    /// lane is broken.
+    /// Waits until these bytes, and all bytes charged earlier, are within the rate. Returns early if the lane is
+    /// broken.
     pub(crate) fn throttle_now(&self, bytes: usize, watch: &mut Stopwatch<'_>) {
         let Some(due) = self.rate.spend(bytes, Instant::now()) else {
             return;
@@ -342,7 +337,7 @@ mod tests {
         let (one, begun) = (rate(10_000_000), Instant::now());
         let other = one.clone();
         let first = one.spend(1_000_000, begun).unwrap();
-        // The first bytes may be sent early by at most `BURST`.
+        // The first bytes may be sent up to `BURST` early.
         assert!(first + BURST >= begun + Duration::from_millis(100));
         assert_eq!(
             other.spend(500_000, begun),
@@ -375,7 +370,8 @@ mod tests {
         assert!(!rate.is_spent(now));
     }
 
-    /// If all 64 lanes began a frame at the same time, the first frame would arrive only together with the last frame.
+    /// If all 64 lanes began a frame at the same time, the first frame would be complete only together with the last
+    /// one.
     #[test]
     fn frames_are_begun_one_after_the_other_while_the_rate_is_used() {
         let (rate, begun) = (rate(1_000_000), Instant::now());

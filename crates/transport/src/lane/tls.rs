@@ -1,9 +1,9 @@
 //! A lane over TLS on TCP with blocking calls. Each lane has its own thread, uses the kernel's full window, and never
 //! waits for a reply.
 //!
-//! rustls makes the connection. This module then seals and opens the records, many per system call; see
-//! [`record`](crate::record). The receiving end never writes, and the server sends no session tickets. No unread data
-//! is therefore left that could reset the connection.
+//! rustls establishes the connection. Then this module seals and opens records, many per system call (see
+//! [`record`](crate::record)). The receiving end never writes, and the server sends no session tickets. So no unread
+//! data remains that would reset the connection on close.
 
 use std::fmt;
 use std::io::Write;
@@ -25,7 +25,7 @@ pub struct TlsLane {
     unsent_limit: UnsentLimit,
     sealer: Sealer,
     opener: Opener,
-    /// The lane's share of the rate at which it sends or receives.
+    /// The limiter of the rate at which the lane sends or receives.
     limiter: RateLimiter,
 }
 
@@ -53,8 +53,8 @@ impl TlsLane {
         })
     }
 
-    /// Seals all of `bytes`. Full buffers are sent. The last records stay in the buffer and are sent together with the
-    /// next records.
+    /// Seals all of `bytes`, and sends the buffer whenever it is full. The last records stay in the buffer and are sent
+    /// together with the next ones.
     fn seal(&mut self, mut bytes: &[u8], watch: &mut Stopwatch<'_>) -> Result<(), LaneError> {
         loop {
             bytes = &bytes[self.sealer.seal(bytes)..];
@@ -100,7 +100,7 @@ impl TlsLane {
 /// Returns a breaker of a lane on this socket.
 pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
     let socket = Arc::clone(socket);
-    // The shutdown of a connection that has already ended fails, which is harmless.
+    // The shutdown fails if the connection has already ended, which is harmless.
     LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
 }
 

@@ -1,6 +1,6 @@
 //! The server side: one UDP socket for all connections, and one handshake per connection.
 //!
-//! **Invariant:** of a client's data, this module parses only QUIC and TLS. While many handshakes are pending, only
+//! **Invariant:** this module parses only the QUIC and TLS data of a client. While many handshakes are pending, only
 //! clients that have proved their address can begin one.
 
 use std::io;
@@ -84,8 +84,8 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Requires a client to prove its address. Returns `None` if this request was sent to the client. Returns the client
-/// unchanged if it has already proved its address or if the request cannot be sent.
+/// Requests that a client proves its address. Returns `None` if the request was sent. Returns the client unchanged if
+/// it has already proved its address or if the request cannot be sent.
 pub(crate) fn send_retry(incoming: Incoming) -> Option<Incoming> {
     if incoming.remote_address_validated() || !incoming.may_retry() {
         return Some(incoming);
@@ -107,7 +107,7 @@ async fn secure(
     }
     let (sending, receiving) = match connection.accept_bi().await {
         Ok(stream) => stream,
-        // Not an error. On a short path, a client dials more lanes than it needs and closes the unused lanes.
+        // This is not an error. On a short path, a client dials more lanes than it needs and closes the unused lanes.
         Err(ConnectionError::ApplicationClosed(_)) => return Err(AcceptError::Unused),
         Err(error) => return Err(handshake_error(error)),
     };
@@ -149,7 +149,7 @@ fn server(identity: &Identity) -> io::Result<quinn::ServerConfig> {
     Ok(config)
 }
 
-/// Returns the settings of a connection. `datagram_bytes_max` is the datagram size that the first link can carry. It
+/// Returns the settings of a connection. `datagram_bytes_max` is the largest datagram that the first link can carry. It
 /// limits the datagrams that this side sends.
 fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
     let mut transport = settings::transport(
@@ -164,7 +164,7 @@ fn transport(datagram_bytes_max: u16) -> quinn::TransportConfig {
 const TOKEN_CONTEXT: &str = "zmove 2026-11-21 quic retry token";
 /// Maximum number of clients that wait for their handshake to begin.
 const INCOMING_MAX: usize = 1024;
-/// Maximum number of bytes that one waiting client may send. The second constant limits the bytes of all waiting
-/// clients together.
+/// Maximum number of bytes that this side buffers for one waiting client. The next constant is the limit for all
+/// waiting clients together.
 const INCOMING_BYTES_MAX: u64 = 16 << 10;
 const INCOMING_BYTES_TOTAL_MAX: u64 = 4 << 20;

@@ -46,7 +46,7 @@ pub(crate) struct QuicDialer {
 /// The threads of the dialed connections.
 #[derive(Debug)]
 struct QuicThreads {
-    /// True when all threads must end.
+    /// True when all threads must close their connections and end.
     leave: watch::Sender<bool>,
     running: Lock<Vec<JoinHandle<()>>>,
 }
@@ -99,15 +99,14 @@ impl QuicDialer {
                 .connect(|address| self.attempt(address, until))
                 .await
             {
-                // A daemon that was restarted during the handshake cannot continue the handshake, but it answers a new
-                // connection.
+                // A daemon that was restarted cannot continue an earlier handshake, but it answers a new connection.
                 Err(DialError::TimedOut { .. }) if until.due < whole.due => patience *= 2,
                 dialled => return dialled,
             }
         }
     }
 
-    /// Closes all connections gracefully, without waiting for data in flight, and waits for their threads.
+    /// Closes all connections gracefully and waits for their threads. Does not wait for data in flight.
     pub(crate) async fn close(&self) {
         self.threads.leave.send_replace(true);
         let running = std::mem::take(&mut *self.threads.running.lock());
@@ -116,7 +115,7 @@ impl QuicDialer {
         let _in_time = tokio::time::timeout(GOODBYE_MAX, joined).await;
     }
 
-    /// Starts a thread that dials a connection and then keeps it open.
+    /// Starts a thread that dials a connection and keeps it open.
     fn attempt(
         &self,
         address: SocketAddr,
@@ -214,8 +213,7 @@ impl QuicDialer {
         .await
     }
 
-    /// Establishes a connection with these TLS settings. If the host is not accepted, the settings store the reason in
-    /// `fault`.
+    /// Establishes a connection with these TLS settings. If the host is not accepted, the reason is stored in `fault`.
     async fn connect_by(
         &self,
         tls: rustls::ClientConfig,
@@ -260,7 +258,7 @@ impl QuicDialer {
         }
     }
 
-    /// Returns the error for a host that speaks another version. The host sends the version as the reason of its close.
+    /// Returns the error for a host that speaks another version. The host sends its version as the reason of the close.
     async fn greeting_fault(
         &self,
         connection: &quinn::Connection,
@@ -284,7 +282,7 @@ impl QuicDialer {
 
     fn lost(&self, error: ConnectionError, deadline: Deadline) -> DialError {
         let host = self.address.endpoint();
-        // The close from a host with another version may arrive before the connection counts as established.
+        // The close by a host with another version may be received before the connection counts as established.
         if let ConnectionError::ApplicationClosed(close) = &error
             && let other @ DialError::OtherVersion { .. } =
                 greeting_fault(host.clone(), &close.reason)
@@ -325,10 +323,9 @@ pub(super) fn alert(error: &ConnectionError) -> Option<AlertDescription> {
 
 /// The first QUIC error code for TLS alerts.
 const CRYPTO_ERRORS: u64 = 0x100;
-/// Time limit of the first handshake, after which another handshake begins. The limit doubles for each further
-/// handshake.
+/// Time limit of the first handshake, after which a new handshake begins. The limit doubles for each further handshake.
 const FIRST_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time for the threads to close their connections.
+/// Maximum time that the threads may take to close their connections.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 /// Opens a socket for one connection.

@@ -1,13 +1,13 @@
-//! A lane over QUIC. The lane's thread passes frames to the connection and takes received bytes from the connection.
-//! There is no queue between the thread and the connection.
+//! A lane over QUIC. The lane's thread passes frames to the connection and takes received bytes from it, without a
+//! queue in between.
 //!
-//! The thread of the endpoint does the work of the connection: packets, encryption and acknowledgments. The buffer of a
-//! large frame is passed to quinn without a copy and returned when it has been acknowledged. A small frame is copied,
-//! so that the limited buffers are not all held until they are acknowledged. Arrived data is copied once, into the
-//! buffer of its frame.
+//! The endpoint's thread does the work of the connection: packets, encryption and acknowledgments. The buffer of a
+//! large frame is passed to quinn without a copy, and is returned when the peer has acknowledged the frame. A small
+//! frame is copied, so that it does not occupy one of the few buffers until its acknowledgment. Received data is copied
+//! once, into the buffer of its frame.
 //!
-//! Frames are read in order. The position of a frame in the stream is known only after the preceding frames have
-//! arrived. Reading out of order would not save time. It would only save the memory for data that was received after a
+//! Frames are read in order. The position of a frame in the stream is known only after the preceding frames were
+//! received. Reading out of order would save no time. It would only save the memory for data that was received after a
 //! lost packet.
 
 use std::collections::VecDeque;
@@ -37,17 +37,17 @@ pub(crate) struct QuicLane {
     arrived: VecDeque<Bytes>,
     room: Vec<Bytes>,
     ended: bool,
-    /// Maximum number of bytes that may be unacknowledged when another frame is passed to the connection.
+    /// Maximum number of unacknowledged bytes at which another frame may be passed to the connection.
     outstanding_max: u64,
-    /// The lane's share of the rate at which it sends or receives.
+    /// The limiter of the rate at which the lane sends or receives.
     limiter: RateLimiter,
-    /// Number of sent bytes that have been charged to the rate.
+    /// Number of sent bytes that were charged to the rate.
     counted: u64,
 }
 
 impl QuicLane {
-    /// Creates a lane on a connection on which the greeting has been exchanged. `lanes` is the total number of lanes.
-    /// Receiving is limited to `rate`. The peer can send only a little data before the window is opened.
+    /// Creates a lane on a connection after the exchange of greetings. `lanes` is the total number of lanes. `rate`
+    /// limits receiving. The peer can send only a little data before the window is opened.
     pub(crate) fn new(connection: QuicConnection, lanes: u16, rate: SharedRate) -> Self {
         let each = OUTSTANDING_BYTES_MAX / u64::from(lanes.max(1));
         Self {
@@ -74,9 +74,9 @@ impl QuicLane {
         Ok(written.map_err(|error| lost_if(error.into()))?)
     }
 
-    /// Returns the number of bytes to charge before `bytes` are passed to the connection. The number includes `bytes`
-    /// and all bytes that the connection has sent but that were not charged yet. These are the handshake, MTU
-    /// discovery, packet headers and retransmissions.
+    /// Returns the number of bytes to charge before `bytes` are passed to the connection. It includes `bytes` and all
+    /// bytes that the connection has sent but that were not charged yet: the handshake, MTU discovery, packet headers
+    /// and retransmissions.
     fn bytes_to_charge(&mut self, bytes: usize) -> usize {
         let sent = self.connection.connection.stats().udp_tx.bytes;
         let owed = bytes as u64 + sent.saturating_sub(self.counted);
@@ -141,18 +141,18 @@ impl QuicLane {
     }
 }
 
-/// Maximum number of unacknowledged bytes of one lane. Together with one more frame, it does not exceed the receiver's
-/// window for the lane. A wait for that window therefore always means that the receiver does not read.
+/// Maximum number of unacknowledged bytes of one lane. Together with another frame, it fits into the receiver's window
+/// for the lane. So a wait for that window always means that the receiver does not read.
 const LANE_OUTSTANDING_BYTES_MAX: u64 = 16 << 20;
-/// Maximum number of unacknowledged bytes on all lanes of a sender. Most of the buffers that the sender's readers fill
-/// may hold such bytes.
+/// Maximum number of unacknowledged bytes on all lanes of a sender. They may occupy most of the buffers that the
+/// sender's readers fill.
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
-/// Lower bound for a lane's limit of unacknowledged bytes. With a lower limit, the connection would run out of data
-/// while the next frame is being prepared.
+/// Minimum of a lane's limit of unacknowledged bytes. With a lower limit, the connection would run out of data while
+/// the next frame is being prepared.
 const OUTSTANDING_BYTES_MIN: u64 = 1 << 20;
 /// Maximum number of chunks taken from the connection in one call. The connection is locked during the call.
 const CHUNKS_AT_ONCE: usize = 64;
-/// Minimum size of data that is not copied. Such data fills most of its buffer.
+/// Minimum size of data that is passed without a copy. Such data fills most of its buffer.
 const UNCOPIED_BYTES_MIN: usize = 2 << 20;
 
 impl LaneSink for QuicLane {
@@ -188,7 +188,7 @@ impl LaneSink for QuicLane {
     }
 
     fn finish(&mut self) -> Result<(), LaneError> {
-        // QUIC accepts the end of a stream even if it can never arrive.
+        // QUIC accepts the end of a stream even if the connection is lost.
         if let Some(reason) = self.connection.connection.close_reason() {
             return Err(lost(reason).into());
         }
@@ -213,14 +213,13 @@ impl QuicConnection {
     }
 }
 
-/// Returns the statistics of the connection and of the lane's unacknowledged bytes, in the terms of TCP.
+/// Returns the statistics of the connection and of the lane's unacknowledged bytes, as the corresponding values of TCP.
 fn info(
     connection: &quinn::Connection,
     byte_stats: &LaneByteStats,
     account: &PathAccount,
 ) -> TcpInfo {
-    // The lane counts the bytes of a frame as acknowledged only when the whole frame is acknowledged, so the
-    // connection's own count may be higher.
+    // The lane counts a frame as acknowledged only as a whole, so the connection's own count may be higher.
     let acked = account
         .acked
         .load(Ordering::Relaxed)
@@ -233,7 +232,7 @@ fn info(
         round_trip: Some(round_trip),
         round_trip_min: Some(connection.min_rtt()),
         congestion_window_segments: u32::try_from(stats.path.cwnd / mtu).ok(),
-        // The bytes that were acknowledged last had been sent one round trip earlier.
+        // The most recently acknowledged bytes were sent one round trip earlier.
         since_data_sent: byte_stats.idle.map(|idle| {
             if idle.is_zero() {
                 idle

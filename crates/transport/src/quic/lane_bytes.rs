@@ -1,12 +1,11 @@
-//! Counts the bytes that a lane has passed to its connection and that the peer has not acknowledged. Limits their
-//! number and measures how long there are any.
+//! Counts and limits the unacknowledged bytes of a lane, and measures the time with unacknowledged bytes.
 //!
-//! A lane's thread adds bytes before it writes them. QUIC drops the bytes on any thread once they are acknowledged. The
-//! lane counts whole frames and sleeps until there is room for one, because waking it for every acknowledgment would
-//! cost more than the copy. This module also provides the values that TCP has in `TCP_INFO`: bytes acknowledged, time
-//! with data in flight, and time during which the receiver did not read.
+//! A lane's thread adds bytes before it writes them. When the bytes are acknowledged, QUIC drops them on any thread.
+//! Bytes are counted by whole frames, and the lane sleeps until another frame fits. A wakeup for every acknowledgment
+//! would cost more than a copy of the data. This module also provides the values that TCP has in `TCP_INFO`: bytes
+//! acknowledged, time with data in flight, and time for which the receiver did not read.
 //!
-//! **Invariant:** every added byte is settled exactly once, whether it arrives or the connection is lost.
+//! **Invariant:** every added byte is settled exactly once, by its acknowledgment or by the loss of the connection.
 
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, PoisonError};
@@ -26,7 +25,7 @@ pub(super) struct LaneBytes {
 struct LaneBytesState {
     outstanding: u64,
     settled: u64,
-    /// Time with unacknowledged bytes, excluding the time since `busy_since`.
+    /// Time with unacknowledged bytes, without the current period that began at `busy_since`.
     busy: Duration,
     busy_since: Option<Instant>,
     settled_at: Option<Instant>,
@@ -43,7 +42,7 @@ pub(super) struct LaneByteStats {
     pub(super) settled: u64,
     pub(super) busy: Duration,
     pub(super) window_limited: Duration,
-    /// Time since the last byte was acknowledged, or zero if bytes are unacknowledged. `None` before any bytes were
+    /// Time since the last byte was acknowledged, or zero if any bytes are unacknowledged. `None` before any bytes were
     /// added.
     pub(super) idle: Option<Duration>,
 }
@@ -53,7 +52,7 @@ pub(super) struct LaneByteStats {
 pub(super) struct LaneLost;
 
 impl LaneBytes {
-    /// Waits until at most `others_max` bytes are unacknowledged, so that another frame can be added.
+    /// Waits until at most `others_max` bytes are unacknowledged, so that another frame may be added.
     pub(super) fn wait(&self, others_max: u64) -> Result<(), LaneLost> {
         let mut state = self.state.lock();
         while state.outstanding > others_max && !state.lost {
@@ -91,7 +90,7 @@ impl LaneBytes {
         self.state.lock().window_limited += time;
     }
 
-    /// Records that no more acknowledgments will arrive, and wakes waiting threads.
+    /// Records that no more acknowledgments will be received, and wakes waiting threads.
     pub(super) fn mark_lost(&self) {
         self.state.lock().lost = true;
         self.changed.notify_all();
@@ -131,7 +130,7 @@ impl LaneBytes {
     }
 }
 
-/// Bytes that QUIC holds until the peer has acknowledged them.
+/// Bytes that QUIC keeps until the peer has acknowledged them.
 struct Unacknowledged<T: Deref<Target = [u8]>> {
     payload: T,
     lane_bytes: Arc<LaneBytes>,

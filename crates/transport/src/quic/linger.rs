@@ -1,5 +1,5 @@
-//! Ends QUIC connections gracefully. A connection must not be closed before its last bytes have arrived, and the close
-//! itself must be sent.
+//! Ends QUIC connections gracefully. A connection must not be closed before the peer has acknowledged its last bytes,
+//! and the close itself must be sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use super::{DONE, DROPPED};
 /// Maximum time for a peer to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Keeps a connection open until its holder has finished or dropped it, or until it is lost.
+/// Keeps a connection open until its holder has finished it or dropped it, or until it is lost.
 pub(super) struct Linger {
     pub(super) connection: quinn::Connection,
     pub(super) lane_bytes: Arc<LaneBytes>,
-    /// Receives the stream when it has been finished.
+    /// Receives the stream after it was finished.
     pub(super) left: UnboundedReceiver<SendStream>,
 }
 

@@ -17,10 +17,9 @@
 //! ```
 //!
 //! *Initial data* is the data of the first window (RFC 9002). If a connection had less data to send, it is the data
-//! sent in half a round trip after the handshake. Such a connection jumps as soon as it has sent a first window of
-//! further data. *Congestion* is defined by `tolerant.rs`, which uses this module. The *pipe* is the number of bytes
-//! that were in flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round
-//! trip.
+//! sent in half a round trip after the handshake. Such a connection jumps after it has sent another first window of
+//! data. *Congestion* is defined by `tolerant.rs`, which uses this module. The *pipe* is the number of bytes that were
+//! in flight before the jump, plus all bytes acknowledged since. quinn paces every window over the round trip.
 //!
 //! **Invariant:** all connections of a run together jump by at most half of the saved window. Once one of them has met
 //! congestion, no other connection jumps ([`WindowAllowance`]). Nothing here relies on data from the peer.
@@ -53,7 +52,10 @@ pub struct SavedWindow {
 pub struct PathEnds {
     /// This host's address.
     pub here: IpAddr,
-    /// The peer's address.
+    /// Returns the ends of the path on which packets to `peer` are currently sent.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such path.
     pub there: IpAddr,
 }
 
@@ -64,7 +66,7 @@ impl PathEnds {
     /// Returns an error if there is no such path.
     pub fn towards(peer: SocketAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind(unspecified(peer))?;
-        // Nothing is sent. The kernel only looks up the route.
+        // This sends nothing. The kernel only looks up the route.
         socket.connect(peer)?;
         Ok(Self {
             here: socket.local_addr()?.ip().to_canonical(),
@@ -137,7 +139,7 @@ impl WindowAllowance {
     }
 }
 
-/// Maximum ratio of a round-trip time to the saved one. A larger ratio means that the path has changed.
+/// Maximum ratio of a round-trip time to the saved one. A higher ratio means that the path has changed.
 const LONGER_TIMES_MAX: u32 = 10;
 
 /// The Careful Resume state of one connection.
@@ -223,7 +225,7 @@ impl Resume {
         }
     }
 
-    /// Returns the window if it differs from that of the regular congestion control.
+    /// Returns the window if it differs from the window of the regular congestion control.
     pub(super) const fn window(&self) -> Option<u64> {
         match self.phase {
             ResumePhase::Unvalidated { jump: window, .. }
@@ -232,8 +234,8 @@ impl Resume {
         }
     }
 
-    /// Records sent bytes. `path_state` holds the bytes in flight as reported by [`in_flight`](Self::in_flight),
-    /// excluding these bytes.
+    /// Records sent bytes. `path_state` does not include these bytes. Its bytes in flight come from
+    /// [`in_flight`](Self::in_flight).
     pub(super) fn on_sent(&mut self, bytes: u64, path_state: &PathState) {
         self.in_flight += bytes;
         if self
@@ -256,7 +258,7 @@ impl Resume {
         }
     }
 
-    /// Returns the bytes in flight, as known between acknowledgments.
+    /// Returns the bytes in flight, as estimated between acknowledgments.
     pub(super) const fn in_flight(&self) -> u64 {
         self.in_flight
     }
@@ -317,8 +319,8 @@ impl Resume {
         }
     }
 
-    /// Handles a loss or a mark that indicates congestion, or persistent congestion. Returns whether this module
-    /// responds to it, instead of the regular congestion control.
+    /// Handles congestion: a loss or mark, or persistent congestion. Returns whether this module responds to it instead
+    /// of the regular congestion control.
     pub(super) fn on_congestion(&mut self, is_persistent: bool, datagram: u64) -> bool {
         match self.phase {
             ResumePhase::Unvalidated {
@@ -406,10 +408,11 @@ impl Resume {
     }
 }
 
-/// Size of the initial data that must be acknowledged, in packets: the first window of RFC 9002. The rest of the first
+/// Number of packets of initial data that must be acknowledged: the first window of RFC 9002. The rest of the first
 /// flight is paced over a whole round trip.
 const INITIAL_PACKETS: u64 = 10;
-/// Maximum size of an MTU probe, which is nearly always in flight at the beginning. No datagram is larger.
+/// Maximum size of an MTU probe in bytes, which is also the maximum size of a datagram. A probe is nearly always in
+/// flight at the start.
 const PROBE_BYTES_MAX: u64 = 9_000;
 
 #[cfg(test)]
@@ -469,7 +472,7 @@ mod tests {
             path
         }
 
-        /// Returns a connection that has sent all of its jump and waits for the acknowledgments.
+        /// Returns a connection that has sent all data of its jump and waits for acknowledgments.
         fn validating() -> Self {
             let mut path = Self::jumped();
             path.on_sent(SAVED / 2 - INITIAL);
@@ -491,7 +494,7 @@ mod tests {
             self.resume.on_sent(bytes, &self.path_state);
         }
 
-        /// Acknowledges bytes that were sent `ago`.
+        /// Acknowledges bytes that were sent the time `ago` before now.
         fn acked(&mut self, ago: Duration, bytes: u64) -> Option<Start> {
             self.path_state.now += Duration::from_millis(1);
             self.resume.acked(self.path_state.now - ago, bytes);
@@ -582,7 +585,7 @@ mod tests {
         assert_eq!(path.resume.window(), Some(SAVED / 2), "it may do so later");
     }
 
-    /// The state of a lane that has sent its greeting and may not yet send a large file.
+    /// This is the state of a lane that has sent its greeting but may not send a large file yet.
     #[test]
     fn who_has_said_little_jumps_with_the_first_that_follows() {
         let mut path = Path::new(allowance(1));
@@ -609,8 +612,7 @@ mod tests {
         );
     }
 
-    /// Without this rule, a delay of one millisecond would decide whether a lane jumps in this round trip or in the
-    /// next round trip.
+    /// Without this rule, a delay of one millisecond would decide in which of two round trips a lane jumps.
     #[test]
     fn who_has_said_little_jumps_too_when_more_is_under_way_by_then() {
         let jumps = |bytes_sent_early: u64| {

@@ -1,11 +1,12 @@
 //! The settings of QUIC. Both sides use the same settings, except for those that the dialer chooses.
 //!
-//! **Invariant:** the amount of data that a peer can make this side buffer is bounded: by [`UNADMITTED_WINDOW_BYTES`]
-//! before the peer is admitted, by [`CONTROL_WINDOW_BYTES`] for control, and by its [`LaneWindow`] for a lane.
+//! **Invariant:** the amount of data that a peer can make this side buffer is bounded. Before the peer is admitted, the
+//! bound is [`UNADMITTED_WINDOW_BYTES`]. After that, it is [`CONTROL_WINDOW_BYTES`] for control and the [`LaneWindow`]
+//! for a lane.
 //!
 //! MTU discovery finds the largest datagram size, from QUIC's minimum up to the size that the first link can carry. The
 //! default congestion control is a CUBIC that tolerates single losses ([`tolerant`](super::tolerant)). quinn's BBR is
-//! the first version of BBR and sends many packets twice.
+//! the first version of BBR, which retransmits much data.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -23,8 +24,8 @@ use crate::trust::Identity;
 
 /// Maximum number of unread bytes of a control connection on this side.
 pub(crate) const CONTROL_WINDOW_BYTES: u32 = 1 << 20;
-/// Maximum number of unread bytes on a connection that is not admitted or has no transfer yet. A greeting and an
-/// opening fit into this window.
+/// Maximum number of unread bytes on a connection that is not admitted or has no transfer yet. The window is large
+/// enough for a greeting and an opening.
 pub(super) const UNADMITTED_WINDOW_BYTES: u32 = 64 << 10;
 /// Maximum datagram size, which fills jumbo frames of 9,000 bytes over IPv6.
 const DATAGRAM_BYTES_MAX: u16 = 8_952;
@@ -33,16 +34,16 @@ const HEADER_BYTES_V4: u32 = 28;
 const HEADER_BYTES_V6: u32 = 48;
 /// Requested size of socket buffers. The kernel limits it to `net.core.rmem_max` and `net.core.wmem_max`.
 const SOCKET_BUFFER_BYTES: usize = 8 << 20;
-/// Size of a connection's first flight, which is paced. Equal to TCP's first flight with jumbo frames.
+/// Size of a connection's first flight, in bytes. The first flight is paced. Its size equals TCP's first flight with
+/// jumbo frames.
 const FIRST_FLIGHT_BYTES: u64 = 128 << 10;
-/// Interval of keep-alives. If the daemon has been restarted, it answers the next keep-alive with a reset. A peer that
-/// waits for an answer therefore learns of the restart after at most this time. NATs keep a UDP flow for about 30
-/// seconds or longer, so a longer interval would be enough for them.
+/// Interval of keep-alives. A restarted daemon answers a keep-alive with a reset, so a waiting peer detects the restart
+/// within this time. For NATs, which keep a UDP flow for about 30 seconds or longer, a longer interval would suffice.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Maximum time without packets from a peer. After this time, the connection counts as lost.
 const IDLE_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of packets after which a peer must send an acknowledgment. The second constant is the maximum delay
-/// of an acknowledgment.
+/// Maximum number of packets until a peer must send an acknowledgment. The next constant is the maximum delay of an
+/// acknowledgment.
 const ACK_PACKETS: u32 = 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 
@@ -50,19 +51,19 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, strum::EnumString)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownCongestion, parse_err_fn = unknown)]
 pub enum QuicCongestion {
-    /// CUBIC that does not treat single lost packets as congestion if no queue has built up.
+    /// CUBIC, but single lost packets do not count as congestion if no queue has built up.
     #[default]
     Tolerant,
     /// CUBIC (RFC 9438).
     Cubic,
-    /// The first version of BBR, which reacts to rates and round-trip times instead of losses.
+    /// The first version of BBR, which responds to rates and round-trip times instead of losses.
     Bbr,
     /// `NewReno` (RFC 9002).
     #[strum(serialize = "reno")]
     NewReno,
 }
 
-/// The error for a congestion control whose name is not known or that QUIC does not support.
+/// The error for the name of a congestion control that is unknown or that QUIC does not support.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("QUIC supports tolerant, cubic, bbr and reno")]
 pub struct UnknownCongestion;
@@ -101,7 +102,7 @@ fn cubic() -> CubicConfig {
 }
 
 /// Returns the settings of a connection. `datagram_bytes_max` is the upper bound for MTU discovery. `account` contains
-/// what the dialer knows about the path.
+/// the known properties of the path.
 pub(super) fn transport(
     congestion: QuicCongestion,
     datagram_bytes_max: u16,
@@ -131,17 +132,17 @@ pub(super) fn transport(
     config
 }
 
-/// Returns the settings of an endpoint. Its reset tokens are derived from the key, so that a restarted daemon can
-/// notify clients that their connections are lost.
+/// Returns the settings of an endpoint. The reset tokens are derived from the key, so that a restarted daemon can reset
+/// its old connections.
 pub(super) fn endpoint(identity: &Identity) -> EndpointConfig {
     let secret = identity.derive(RESET_CONTEXT);
     let reset = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &secret);
     let mut config = EndpointConfig::new(Arc::new(reset));
-    // quinn's default connection ids contain a check with a key of this process. A restarted process has a different
-    // key and would not answer them with a reset.
+    // quinn's default connection IDs contain a checksum with a key of the process. A restarted process has another key
+    // and would not answer packets of old connections with a reset.
     config.cid_generator(|| Box::<RandomConnectionIdGenerator>::default());
-    // Resets need no minimum interval, because a reset is shorter than the packet that it answers. All connections
-    // contact a restarted daemon at about the same time, and each of them needs its reset.
+    // Resets need no minimum interval, because a reset is shorter than the packet that it answers. After a restart, all
+    // connections send packets at about the same time, and each of them needs a reset.
     config.min_reset_interval(Duration::ZERO);
     // The size is above QUIC's minimum, so it is accepted.
     let _taken = config.max_udp_payload_size(DATAGRAM_BYTES_MAX);
@@ -153,7 +154,7 @@ const RESET_CONTEXT: &str = "zmove 2026-11-21 quic stateless reset";
 /// Enlarges the socket buffers if they are smaller than requested. Returns the size of the receive buffer in bytes.
 pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     let options = socket2::SockRef::from(socket);
-    // A privileged process may exceed the limits.
+    // A privileged process may exceed the system's limits.
     if options.recv_buffer_size()? < SOCKET_BUFFER_BYTES
         && rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, SOCKET_BUFFER_BYTES)
             .is_err()
@@ -169,7 +170,7 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) -> io::Result<usize> {
     options.recv_buffer_size()
 }
 
-/// Returns the largest datagram size worth trying for `address`: the size that the first link can carry.
+/// Returns the size of the largest datagram to try for `address`: the largest that the first link can carry.
 pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
     let headers = if address.is_ipv6() {
         HEADER_BYTES_V6
@@ -186,7 +187,7 @@ pub(super) fn datagram_bytes_max(address: SocketAddr) -> u16 {
 
 fn link_mtu(address: SocketAddr) -> io::Result<u32> {
     let socket = UdpSocket::bind(unspecified(address))?;
-    // Nothing is sent. The kernel only looks up the route.
+    // This sends nothing. The kernel only looks up the route.
     socket.connect(address)?;
     zmove_sockopt::path_mtu(&socket, address)
 }

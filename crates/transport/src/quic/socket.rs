@@ -2,8 +2,8 @@
 //! cache.
 //!
 //! quinn passes up to ten datagrams to the kernel in one call. With jumbo frames, ten datagrams exceed the maximum size
-//! of one UDP send. In the other direction, quinn receives up to 32 batches of 64 KiB in one call, which exceed the
-//! innermost CPU cache.
+//! of a UDP send. In the other direction, quinn receives up to 32 batches of 64 KiB in one call, which do not fit into
+//! the innermost CPU cache.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -46,7 +46,7 @@ impl AsyncUdpSocket for Batched {
         if transmit.contents.len() <= bytes_at_once {
             return self.socket.try_send(transmit);
         }
-        // If some of the datagrams cannot be sent immediately, quinn sends all of them again, and the peer drops the
+        // If the kernel accepts only some of the datagrams, quinn sends all of them again, and the peer drops the
         // duplicates.
         transmit
             .contents

@@ -1,8 +1,8 @@
 //! A timer for sending connections with a finer resolution than tokio's.
 //!
-//! quinn paces its packets in bursts of two milliseconds and can send the next burst after 1.6 ms. Capacity that is not
-//! used in time is lost. tokio's timers fire up to two milliseconds late, which left about a quarter of the window
-//! unused. This timer is a `timerfd` and uses the kernel's high-resolution timers.
+//! quinn paces its packets in bursts of two milliseconds and can send the next burst after 1.6 ms. A late burst loses
+//! capacity. tokio's timers fire up to two milliseconds late, so about a quarter of the window would be unused. This
+//! timer is a `timerfd`, which uses the kernel's high-resolution timers.
 
 use std::future::Future;
 use std::io;
@@ -97,7 +97,7 @@ impl AsyncTimer for FineTimer {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         while Instant::now() < self.due {
             match ready!(self.fd.poll_read_ready(context)) {
-                // The event belongs to an earlier deadline.
+                // The event belongs to an earlier deadline of this timer.
                 Ok(mut come) => come.clear_ready(),
                 // The runtime is shutting down.
                 Err(_) => return Poll::Pending,
@@ -127,7 +127,8 @@ mod tests {
     async fn a_timer_is_not_early_and_comes_before_that_of_tokio() {
         let mut timer = FineRuntime.new_timer(Instant::now() + HOUR);
         let mut coarse = TokioRuntime.new_timer(Instant::now() + HOUR);
-        // On a busy host, this thread may see both timers late. A few rounds with a difference are therefore enough.
+        // On a busy host, this thread may notice both timers late. So the test only requires a difference in a few
+        // rounds.
         let mut earlier = 0;
         for round in 0..1_000 {
             let due = Instant::now() + Duration::from_micros(1_000 + 37 * (round % 60));

@@ -1,15 +1,15 @@
 //! The default congestion control of QUIC lanes: CUBIC that does not treat single lost packets as congestion.
 //!
-//! On a long path, CUBIC fills its window only if thousands of packets in a row arrive. A loss rate of one in ten
-//! thousand keeps the window at a few percent. A queue increases the round-trip time, while noise does not; this is the
-//! criterion of TCP Veno. A loss therefore counts as congestion only in four cases: if packets are queued on the path,
-//! if more than a few percent of the packets are lost (the limit in later BBR versions), if the network marks packets,
-//! or if all packets of some period were lost. **Invariant:** losses that count are passed to CUBIC unchanged, so a
-//! path with a queue of normal size is shared as with CUBIC.
+//! On a long path, CUBIC reaches the full window only if thousands of consecutive packets arrive. A loss rate of one in
+//! ten thousand keeps the window at a few percent. Unlike random losses, a queue increases the round-trip time. This is
+//! the criterion of TCP Veno. So a loss counts as congestion only in four cases: packets are queued on the path, the
+//! loss rate exceeds a few percent (the limit in later BBR versions), the network marks packets, or all packets of some
+//! period were lost. **Invariant:** losses that count are passed to CUBIC unchanged, so a path with a queue of normal
+//! size is shared as with CUBIC.
 //!
-//! On a short path without a rate limit, packets are lost only when a host is late. CUBIC would then fill the
-//! receiver's buffer until it overflows, and the buffer would no longer fit into any CPU cache. The window therefore
-//! also has a limit that depends on the round-trip time.
+//! On a short path without a rate limit, packets are lost only if a host is slow. CUBIC would then fill the receiver's
+//! buffer until it overflows, and a buffer of that size does not fit into any CPU cache. So the window also has a limit
+//! that depends on the round-trip time.
 //!
 //! If the path is known, [`resume`](super::resume) controls the window for two round trips.
 
@@ -79,27 +79,27 @@ impl Tolerant {
         }
     }
 
-    /// Returns whether packets are queued on the path, or were until very recently.
+    /// Returns whether packets are queued on the path, or were queued until recently.
     fn has_queue(&self) -> bool {
         let slack = (self.round_trip_min / QUEUE_SHARE).max(QUEUE_MIN);
         self.round_trip > self.round_trip_min + slack
     }
 
-    /// Returns whether so many bytes were lost that the losses cannot be noise.
+    /// Returns whether the number of lost bytes is too high for random losses.
     fn loses_much(&self) -> bool {
         let lost = self.round.bytes_lost + self.last_round.bytes_lost;
         let sent = lost + self.round.bytes_acked + self.last_round.bytes_acked;
         lost > NOISE_BYTES_MIN.max(sent / NOISE_SHARE)
     }
 
-    /// Returns the maximum number of bytes in flight that is useful. It is the number of bytes that the fastest
-    /// connection carries in one round trip, plus slack for slow hosts.
+    /// Returns the maximum useful number of bytes in flight. It is the number of bytes that the fastest connection
+    /// carries in one round trip, plus slack for slow hosts.
     fn window_max(&self) -> u64 {
         let microseconds = u64::try_from(self.round_trip_min.as_micros()).unwrap_or(u64::MAX);
         WINDOW_SLACK_BYTES.saturating_add(microseconds.saturating_mul(BYTES_PER_MICROSECOND_MAX))
     }
 
-    /// Returns the present state for [`Resume`], with more data to send.
+    /// Returns the current state for [`Resume`]. Assumes that there is more data to send.
     fn path_state(&self, now: Instant, in_flight: u64) -> PathState {
         PathState {
             now,
@@ -126,7 +126,8 @@ impl Tolerant {
         Cubic::new(Arc::new(config), now, self.datagram)
     }
 
-    /// CUBIC has no setting for the threshold. The only way to set it is a congestion event, which reduces the window.
+    /// Ends slow start at its threshold. CUBIC has no setting for the threshold, so this function triggers a congestion
+    /// event, which reduces the window.
     fn end_slow_start(&mut self, now: Instant) {
         if let Some(threshold) = self
             .threshold
@@ -149,21 +150,21 @@ impl Tolerant {
 
 /// Share of the window, in tenths, that CUBIC keeps after congestion (RFC 9438).
 const LEFT_TENTHS: u64 = 7;
-/// quinn's initial guess of the round-trip time (RFC 9002). It remains quinn's minimum if all measured times are
+/// quinn's initial guess of the round-trip time (RFC 9002). quinn reports it as the minimum if all measured times are
 /// longer.
 const ROUND_TRIP_GUESS: Duration = Duration::from_millis(333);
 
-/// Minimum delay that counts as a queue, as a fraction of the round-trip time: one part in this many. The delay must
-/// also exceed [`QUEUE_MIN`], which a busy host can cause without a queue.
+/// Divisor of the round-trip time for the minimum delay that counts as a queue. The delay must also exceed
+/// [`QUEUE_MIN`], because a busy host can cause short delays without a queue.
 const QUEUE_SHARE: u32 = 8;
 const QUEUE_MIN: Duration = Duration::from_millis(4);
-/// Divisor for the loss rate that counts as noise. The path may lose one byte in this many bytes.
+/// Divisor for the loss rate that counts as random: one byte out of this number may be lost.
 const NOISE_SHARE: u64 = 50;
-/// Minimum number of lost bytes that is needed to judge a loss rate.
+/// Minimum number of lost bytes for evaluating the loss rate.
 const NOISE_BYTES_MIN: u64 = 16 << 10;
 
-/// The slack in the maximum number of bytes in flight. If a receiver waits a few milliseconds for a CPU, the slack also
-/// limits the data that arrives on each connection during the wait.
+/// The slack in the maximum number of bytes in flight. It also limits the data that arrives on each connection while a
+/// receiver waits a few milliseconds for a CPU.
 const WINDOW_SLACK_BYTES: u64 = 1 << 20;
 /// The assumed maximum rate: 10 Gbit/s, more than one quinn connection reaches.
 const BYTES_PER_MICROSECOND_MAX: u64 = 1_250;
@@ -195,7 +196,7 @@ impl Controller for Tolerant {
         self.resume.acked(sent, bytes);
         self.start_round(now);
         self.round.bytes_acked += bytes;
-        // A window that grows without being used would not shrink in time after a loss.
+        // A window that grows without being used would not shrink in time after a loss, so it does not grow.
         let unused = app_limited || self.cubic.window() >= self.window_max();
         self.cubic.on_ack(now, sent, bytes, unused, rtt);
         self.end_slow_start(now);
@@ -293,7 +294,7 @@ mod tests {
         (tolerant, now)
     }
 
-    /// Returns whether the window shrinks after `packets` have been lost one after the other.
+    /// Returns whether the window shrinks after `packets` consecutive losses.
     fn gives_way(mut tolerant: Tolerant, now: Instant, packets: u32) -> bool {
         let before = tolerant.window();
         for number in 1..=packets {
@@ -387,7 +388,7 @@ mod tests {
         );
     }
 
-    /// A loss that normally does not count as congestion does not count during a jump either.
+    /// During a jump, a loss that would not count as congestion otherwise does not count either.
     #[test]
     fn a_retreat_answers_congestion_in_the_place_of_cubic() {
         let ends = PathEnds {

@@ -10,7 +10,7 @@ use super::{
     TrafficSecrets, header,
 };
 
-/// Opens the records of a peer that has the keys and seals arbitrary contents, and of a peer that has no keys and sends
+/// Opens the records of a peer that seals arbitrary contents with the keys, and of a peer without keys that sends
 /// arbitrary bytes.
 ///
 /// The first two bytes determine the sizes of the pieces in which records arrive and of each read. A sequence of steps
@@ -18,7 +18,7 @@ use super::{
 /// application data, a key update, the end of the stream, any other inner type, and raw bytes.
 ///
 /// # Panics
-/// Panics if the opened plaintext is not what was sealed, in order and up to the first invalid record.
+/// Panics if the opened plaintext differs from the sealed plaintext before the first invalid record.
 pub fn records(bytes: &[u8]) {
     let Some((&[piece, want], mut steps)) = bytes.split_first_chunk() else {
         return;
@@ -66,9 +66,9 @@ fn key() -> TrafficKey {
 struct Sealed {
     key: TrafficKey,
     records: Vec<u8>,
-    /// The plaintext that the peer may read.
+    /// The plaintext that the reader may return.
     plaintext: Vec<u8>,
-    /// True if the peer can read all of the plaintext.
+    /// True if the reader must return all of the plaintext.
     sound: bool,
 }
 
@@ -123,7 +123,7 @@ impl Sealed {
     }
 }
 
-/// Returns all plaintext that can be read, and whether reading ended with an error.
+/// Returns all plaintext up to the end or the first error, and whether an error occurred.
 fn read_all(opener: &mut Opener, records: &[u8], piece: usize, want: usize) -> (Vec<u8>, bool) {
     let mut opened = Vec::new();
     let mut out = vec![0; want];

@@ -1,12 +1,11 @@
-//! The keys of a connection: the ones that rustls has negotiated and their successors (RFC 8446 §5.3, §7.1 to §7.3).
+//! The keys of a connection: those that rustls has negotiated, and their successors (RFC 8446 §5.3, §7.1 to §7.3).
 //!
-//! A key that has sealed many records is replaced by the next key with TLS's own `KeyUpdate`. rustls returns the
-//! current keys but not the secrets behind them, which are needed to derive the next keys. The rustls type that could
-//! derive them (`KernelConnection`) requires an unbuffered connection, which tokio-rustls does not provide. The secrets
-//! are therefore taken from the key log, one log per connection. They are kept in memory like rustls's own secrets and
-//! wiped when dropped.
+//! After many records, a key is replaced by the next key with TLS's `KeyUpdate`. rustls returns the current keys, but
+//! not the secrets that are needed to derive the next keys. The rustls type that can derive them (`KernelConnection`)
+//! requires an unbuffered connection, which tokio-rustls does not provide. So the secrets are taken from the key log,
+//! one log per connection. They are kept in memory like rustls's own secrets, and wiped when dropped.
 //!
-//! **Invariant:** no key seals two records with the same nonce. The sequence number continues where rustls stopped and
+//! **Invariant:** no key seals two records with the same nonce. The sequence number continues from that of rustls and
 //! restarts only with a new key. A connection whose keys have changed since the handshake is rejected.
 
 use std::fmt;
@@ -23,7 +22,7 @@ use crate::lane::LaneError;
 
 const NONCE_BYTES: usize = aead::NONCE_LEN;
 
-/// The first traffic secrets of one connection, as derived by rustls.
+/// The first traffic secrets of one connection, which rustls has derived.
 #[derive(Default)]
 pub(crate) struct TrafficSecrets {
     client: OnceLock<Secret>,
@@ -46,8 +45,8 @@ struct Secret {
     hash: hkdf::Algorithm,
 }
 
-/// Returns the keys with which a connection seals and opens its next records, in this order. All plaintext must have
-/// been read and all records must have been written.
+/// Returns the keys for the next records of a connection: the sealing key and the opening key. The caller must have
+/// read all plaintext and written all records.
 pub(crate) fn traffic_keys(
     session: Connection,
     secrets: &TrafficSecrets,
@@ -94,7 +93,7 @@ impl KeyLog for TrafficSecrets {
         if let Some(place) = self.place(label)
             && let Some(secret) = Secret::new(secret)
         {
-            // A connection has only one handshake, so no secret is stored yet.
+            // A connection has only one handshake, so no other secret can be stored here.
             place.get_or_init(|| secret);
         }
     }
@@ -111,8 +110,8 @@ impl fmt::Debug for TrafficSecrets {
 }
 
 impl TrafficKey {
-    /// Recreates the key that rustls has used so far. The key and its initialization vector are derived from the same
-    /// secret. If the vector differs, the secret is no longer the one of the handshake.
+    /// Recreates the key that rustls uses. The key and its initialization vector are derived from the same secret. So
+    /// if the vector differs, the keys have changed since the handshake.
     fn resume(
         secret: &OnceLock<Secret>,
         sequence: u64,
@@ -192,8 +191,8 @@ impl TrafficKey {
             .expect("the lengths agree and are far below the suites' limits");
     }
 
-    /// Opens the next record and writes its contents to `inner`. `body` must be longer than a tag, and `inner` must be
-    /// shorter than `body` by the length of a tag.
+    /// Opens the next record and writes its contents to `inner`. `body` must be longer than a tag. The length of
+    /// `inner` must be that of `body` minus that of the tag.
     pub(super) fn open(
         &mut self,
         header: [u8; HEADER_BYTES],

@@ -1,7 +1,7 @@
 //! Opens records and decrypts their plaintext directly into the buffer of the reader.
 //!
-//! If the plaintext of a record is longer than the reader's slice, the record is decrypted into a spill buffer, which
-//! holds one record. Bytes after the peer's end of the stream are ignored, as RFC 8446 §6.1 requires.
+//! If the reader's slice is too short for the plaintext of a record, the record is decrypted into a spill buffer for
+//! one record. Bytes after the peer's end of the stream are ignored, as RFC 8446 §6.1 requires.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -11,11 +11,11 @@ use super::{
     RecordError, TAG_BYTES, TrafficKey,
 };
 
-/// Maximum number of bytes of one system call. More bytes would not stay in the CPU cache. Fewer bytes would require
-/// more calls.
+/// Maximum number of bytes per system call. More bytes would not stay in the CPU cache. Fewer bytes would require more
+/// calls.
 const ARRIVED_BYTES_MAX: usize = 256 << 10;
 
-/// Opens arrived records.
+/// Opens received records.
 pub(crate) struct Opener {
     key: TrafficKey,
     /// Bytes received from the socket. The range `unopened` holds records, the last of which may be incomplete.
@@ -28,8 +28,8 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    /// Creates an opener that takes over a connection from rustls. rustls has already opened `plaintext`. The records
-    /// in `arrived` have not been opened.
+    /// Creates an opener for a connection that is taken over from rustls. `plaintext` was decrypted by rustls.
+    /// `arrived` contains records that were not opened yet.
     pub(crate) fn new(key: TrafficKey, mut plaintext: Vec<u8>, arrived: &[u8]) -> Self {
         let unread = 0..plaintext.len();
         plaintext.resize(plaintext.len().max(BODY_BYTES_MAX), 0);
@@ -45,7 +45,7 @@ impl Opener {
         }
     }
 
-    /// Fills `out` from the arrived records. Returns the number of bytes filled.
+    /// Fills `out` from the received records. Returns the number of bytes filled.
     pub(crate) fn read(&mut self, out: &mut [u8]) -> Result<usize, RecordError> {
         let mut filled = self.read_spill(out);
         while filled < out.len() && !self.ended {
@@ -60,8 +60,8 @@ impl Opener {
         self.ended && self.unread.is_empty()
     }
 
-    /// Receives bytes from `socket`. Call this only when [`read`](Self::read) needs more. Returns 0 at the end of the
-    /// socket.
+    /// Receives bytes from `socket`. Call this only if [`read`](Self::read) needs more bytes. Returns 0 at the end of
+    /// the socket.
     pub(crate) fn receive(&mut self, socket: &mut impl Read) -> io::Result<usize> {
         self.make_room();
         loop {
@@ -76,8 +76,8 @@ impl Opener {
         }
     }
 
-    /// Moves the incomplete record to the front once half of the buffer is used. The free space then stays large enough
-    /// for large system calls.
+    /// Moves the incomplete record to the front if half of the buffer is used, so that there is enough free space for
+    /// large system calls.
     fn make_room(&mut self) {
         if self.unopened.is_empty() {
             self.unopened = 0..0;
@@ -94,7 +94,7 @@ impl Opener {
         taken
     }
 
-    /// Returns the range of the next record's body, if the record is complete.
+    /// Returns the range of the next record's body, or `None` if the record is incomplete.
     #[expect(clippy::big_endian_bytes, reason = "TLS is big-endian")]
     fn next_body(&self) -> Result<Option<Range<usize>>, RecordError> {
         let unopened = &self.arrived[self.unopened.clone()];
@@ -128,7 +128,7 @@ impl Opener {
             &mut self.spill[..inner_bytes]
         };
         self.key.open(header, &self.arrived[body], inner)?;
-        // The content type is the last byte that is not zero. All zeros after it are padding.
+        // The last nonzero byte is the content type. The zeros after it are padding.
         let last = inner
             .iter()
             .rposition(|byte| *byte != 0)
@@ -141,7 +141,7 @@ impl Opener {
             }
             (HANDSHAKE, message) if message == KEY_UPDATE => self.key.update(),
             (ALERT, alert) if alert == CLOSE_NOTIFY => self.ended = true,
-            // The level has no meaning in TLS 1.3.
+            // TLS 1.3 ignores the level.
             (ALERT, &[_, description]) => return Err(alert(description)),
             (content_type, _) => return Err(RecordError::Unexpected { content_type }),
         }

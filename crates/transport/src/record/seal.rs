@@ -11,8 +11,8 @@ use super::{
 /// more calls.
 const RECORDS_MAX: usize = 16;
 
-/// Maximum number of records per key. AES-GCM may seal 2^24.5 full records (RFC 8446 §5.5). This limit is well below
-/// that and applies to all cipher suites.
+/// Maximum number of records per key. AES-GCM may seal 2^24.5 full records (RFC 8446 §5.5). This value is well below
+/// that limit and is used for all cipher suites.
 const RECORDS_PER_KEY_MAX: u64 = 1 << 23;
 
 /// Number of bytes that a record adds to its plaintext.
@@ -28,8 +28,8 @@ pub(crate) struct Sealer {
 
 impl Sealer {
     pub(crate) fn new(key: TrafficKey) -> Self {
-        // The buffer has room for one record in addition to the full records. The frame's header and head, which
-        // precede the data, use this room.
+        // The buffer has space for one record in addition to the full records. The header and head of a frame, which
+        // precede the data, use this space.
         let waiting = vec![0; (RECORDS_MAX + 1) * RECORD_BYTES_MAX];
         Self {
             key,

@@ -300,7 +300,7 @@ fn every_flipped_bit_is_refused() {
         changed[bit / 8] ^= 1 << (bit % 8);
         let key = TrafficKey::first(&aead::CHACHA20_POLY1305, &secrets);
         let mut opener = Opener::new(key, Vec::new(), &[]);
-        // If the length has become larger, the opener waits for bytes that never arrive.
+        // If the length field has increased, the opener waits for bytes that never arrive.
         let opened = open_all(&mut opener, &changed, WHOLE);
         match opened {
             Err(_) => {}

@@ -1,8 +1,8 @@
 //! The server side: a listener, and one handshake per connection.
 //!
 //! The caller accepts connections in one task and runs each handshake in a separate task, with a limit on concurrent
-//! handshakes. A slow or hostile client therefore does not block others. **Invariant:** of the client's data, this
-//! module parses only TLS.
+//! handshakes. A slow or hostile client therefore does not block others. **Invariant:** this module parses only the TLS
+//! data of a client.
 
 use std::{
     io,
@@ -40,8 +40,8 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Listens on a listening socket that another program has bound. Must be called in a tokio runtime, which runs the
-    /// listener.
+    /// Accepts clients on a listening socket that another program has bound. Must be called in a tokio runtime, which
+    /// runs the listener.
     ///
     /// # Errors
     ///
@@ -88,15 +88,15 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// Returns an error if the client has already gone, or if the system is out of descriptors or memory. The caller
-    /// should pause and retry.
+    /// Returns an error if the client has already disconnected, or if the system is out of descriptors or memory. The
+    /// caller should pause and retry.
     pub async fn accept_tcp(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (socket, address) = self.listening()?.accept().await?;
         Ok((socket, canonical(address)))
     }
 
     /// Performs the handshake, in which the peer proves its key. Takes at most `deadline`. The caller must then
-    /// authorize the peer by its fingerprint. Calls `spoken` when the client's first message has arrived.
+    /// authorize the peer by its fingerprint. Calls `spoken` when the client's first message is received.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Acceptor {
     }
 }
 
-/// Sends the only message on a connection and closes it.
+/// Sends the final message of a connection and closes the connection.
 async fn send_and_close(
     stream: &mut TlsStream<WholeRecords>,
     message: &[u8],

@@ -4,11 +4,10 @@
 //! reports this by ICMP ("fragmentation needed"). If a filter drops the report, TCP retransmits the same segment until
 //! the connection times out.
 //!
-//! To detect this, the dialer makes the same exchange twice concurrently: with full-size and with small segments.
-//! To detect such a path, the dialer makes the same exchange of messages twice at the same time: once with full-size
-//! segments and once with small segments. **Invariant:** a path counts as a black hole only if the small segments
-//! arrived in both directions and the full-size segments did not. A path that is slow, lossy or down delays both
-//! exchanges alike.
+//! To detect such a path, the dialer exchanges the same messages on two connections at the same time, one with
+//! full-size segments and one with small segments. **Invariant:** a path counts as a black hole only if the small
+//! segments arrived in both directions and the full-size segments did not. A path that is slow, lossy or down delays
+//! both exchanges alike.
 
 use std::future::pending;
 use std::pin::pin;
@@ -34,7 +33,7 @@ pub struct BlackHole {
     pub host: Endpoint,
 }
 
-/// The maximum segment size of all connections that are made after the limit is set. Clones share the value.
+/// The maximum segment size of all connections that are established after it was set. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub struct SegmentLimit(Arc<OnceLock<u32>>);
 
@@ -66,13 +65,12 @@ pub(crate) enum PathVerdict {
     Passes,
     /// Only small segments arrive.
     BlackHole,
-    /// The host responded in neither exchange, or refused a connection.
+    /// The host responded to neither exchange, or refused a connection.
     Unknown,
 }
 
 /// Compares an exchange with full-size segments to an exchange with small segments. Each future returns whether its
-/// exchange was completed. After the exchange with small segments has ended, the exchange with full-size segments gets
-/// `grace` more time.
+/// exchange was completed. The full-size exchange may end up to `grace` later than the exchange with small segments.
 pub(crate) async fn judge(
     full: impl Future<Output = bool>,
     small: impl Future<Output = bool>,
@@ -99,14 +97,13 @@ pub(crate) async fn judge(
 }
 
 /// Returns the additional time that the exchange with full-size segments gets after the exchange with small segments.
-/// The time is long enough for several retransmissions.
+/// This time allows several retransmissions.
 pub(crate) fn grace(round_trip: Duration) -> Duration {
     GRACE_MIN + round_trip * GRACE_ROUND_TRIPS
 }
 
-/// Resolves once the path is found to be a black hole. The path is checked when no bytes have been moved on the lanes
-/// for some time. `moved` returns the total number of bytes moved. After a check has found that full-size packets
-/// arrive, the path is not checked again.
+/// Resolves once the path is found to be a black hole. Checks the path when no bytes were moved on the lanes for some
+/// time, until a check finds that full-size packets arrive. `moved` returns the total number of bytes moved.
 pub(crate) async fn watch<Checking: Future<Output = PathVerdict>>(
     moved: impl Fn() -> u64,
     check: impl Fn() -> Checking,
@@ -165,7 +162,7 @@ mod tests {
     async fn only_small_segments_that_arrive_alone_show_a_black_hole() {
         let grace = 3 * SECOND;
         let cases = [
-            // A healthy path of any speed, and a path that lost a few segments of the full-size exchange.
+            // These are healthy paths of any speed, and a path that lost a few segments of the full-size exchange.
             (after(0, true), after(0, true), PathVerdict::Passes),
             (after(9, true), after(9, true), PathVerdict::Passes),
             (after(8, true), after(6, true), PathVerdict::Passes),

@@ -1,8 +1,8 @@
-//! The client side: makes any number of [`Connection`]s to a host name.
+//! The client side: establishes any number of [`Connection`]s to a host.
 //!
 //! Control and lanes are dialed concurrently, and again after an interruption. **Invariant:** all connections of one
-//! dialer use the same address, even if a name stands for several hosts, because lanes must reach the host of their
-//! control connection.
+//! dialer use the same address. A name may resolve to several hosts, and lanes must reach the host of their control
+//! connection.
 
 use std::{
     future::pending,
@@ -37,8 +37,8 @@ pub(crate) mod race;
 
 pub(crate) use race::{ChosenAddress, TcpConnected};
 
-/// Maximum time without an answer from an address. The packets of a TCP handshake are retransmitted after one and three
-/// seconds.
+/// Maximum time without an answer from an address. The packets of a TCP handshake are retransmitted after one second
+/// and after three seconds.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time to wait for the version of a host with an unknown key. The limit applies to TCP and QUIC.
@@ -54,12 +54,12 @@ const RESOLVE_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedHost {
     pub(crate) endpoint: Endpoint,
-    /// The addresses of the host. At least one.
+    /// The addresses of the host, at least one.
     pub(crate) addresses: Arc<[SocketAddr]>,
 }
 
 impl ResolvedHost {
-    /// Resolves a host. `name` is a host name or an address; an IPv6 address has no brackets.
+    /// Resolves a host. `name` is a host name or an address. An IPv6 address has no brackets.
     ///
     /// # Errors
     /// Returns an error if the name has no address.
@@ -71,7 +71,7 @@ impl ResolvedHost {
     }
 }
 
-/// The time by which a connection must be established, and the time limit from which this time was computed.
+/// The time by which a connection must be established, with the time limit from which it was computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     pub(crate) due: Instant,
@@ -86,7 +86,7 @@ impl Deadline {
         }
     }
 
-    /// Returns the earlier of two deadlines: this one, and the deadline that ends `waited` from now.
+    /// Returns the earlier of this deadline and the deadline `waited` from now.
     fn or_after(self, waited: Duration) -> Self {
         let sooner = Self::after(waited);
         if sooner.due < self.due { sooner } else { self }
@@ -103,12 +103,12 @@ pub struct TcpDialer {
     socket: SocketConfig,
     /// Set once full-size packets are found to be lost on the path.
     black_hole: Arc<OnceLock<BlackHole>>,
-    /// Locked during a path check, so that several connections that hang at the same time cause only one check.
+    /// Locked during a path check, so that several connections that hang at the same time trigger only one check.
     checking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl TcpDialer {
-    /// Resolves the host once for all connections. `host` is a host name or an address; an IPv6 address has no
+    /// Resolves the host once for all connections. `host` is a host name or an address. An IPv6 address has no
     /// brackets.
     ///
     /// # Errors
@@ -129,15 +129,14 @@ impl TcpDialer {
         )
     }
 
-    /// Like [`new`](Self::new), for a host that has already been resolved.
+    /// Creates a dialer like [`new`](Self::new), for a host that has already been resolved.
     pub(crate) fn to(
         identity: &Identity,
         host: ResolvedHost,
         policy: HostPolicy,
         socket: SocketConfig,
     ) -> Result<Self, DialError> {
-        // Opens a socket with these settings as a test, so that settings that the kernel refuses are found before the
-        // first connection.
+        // Opens a socket as a test, so that settings that the kernel rejects are found before the first connection.
         let trial = socket.open(host.addresses[0]);
         trial.map_err(|source| DialError::Socket {
             host: host.endpoint.clone(),
@@ -160,7 +159,7 @@ impl TcpDialer {
     }
 
     /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
-    /// key. The host shows that only with the data that it sends next.
+    /// key. Only the next data from the host shows that.
     ///
     /// # Errors
     ///
@@ -211,8 +210,8 @@ impl TcpDialer {
         self.address.connect(start).await
     }
 
-    /// Performs the handshake. If the handshake hangs because full-size packets are lost, performs another handshake
-    /// with small packets.
+    /// Performs the handshake. If it hangs because full-size packets are lost, performs another handshake with small
+    /// packets.
     async fn handshake_by_any_size(
         &self,
         connected: TcpConnected,
@@ -235,9 +234,9 @@ impl TcpDialer {
         self.black_hole.get()
     }
 
-    /// Resolves once full-size packets are found to be lost on the path. The segments of all later connections are then
-    /// limited. `moved` returns the number of bytes moved on the lanes. The path is checked when this number has not
-    /// changed for some time.
+    /// Resolves once full-size packets are found to be lost on the path, and limits the segments of all later
+    /// connections. `moved` returns the number of bytes moved on the lanes. The path is checked when this number has
+    /// not changed for some time.
     pub(crate) async fn await_black_hole(&self, moved: impl Fn() -> u64) {
         if self.socket.segment_limit.get().is_some() {
             return pending().await;
@@ -354,8 +353,8 @@ pub(crate) fn tls_fault(host: Endpoint, source: TlsError) -> DialError {
 }
 
 /// Returns the result of a dial. If the host's key is unknown, first calls `ask` to query the version of the host. If
-/// the host speaks another version, the result is this fault, and users need not judge the key. The query takes at most
-/// [`QUERY_MAX`] and ends with the deadline of the dial.
+/// the host speaks another version, returns that error instead, because the user then need not decide about the key.
+/// The query takes at most [`QUERY_MAX`] and ends with the deadline of the dial.
 pub(crate) async fn unless_other_version<T>(
     made: Result<T, DialError>,
     deadline: Deadline,
@@ -365,7 +364,7 @@ pub(crate) async fn unless_other_version<T>(
         Err(unknown @ DialError::UnknownHost { .. }) => unknown,
         made => return made,
     };
-    // Boxed, because few dials need the query.
+    // The query is boxed, because few dials need it.
     let deadline = deadline.or_after(QUERY_MAX);
     match timeout_at(deadline.due, Box::pin(ask(deadline))).await {
         Ok(Err(other @ DialError::OtherVersion { .. })) => Err(other),
@@ -373,8 +372,8 @@ pub(crate) async fn unless_other_version<T>(
     }
 }
 
-/// Returns the error for a host that has no version of the protocol in common with this side. The host has sent this
-/// greeting.
+/// Returns the error for a host that has no version of the protocol in common with this side. `greeting` is the
+/// greeting that the host has sent.
 pub(crate) fn greeting_fault(host: Endpoint, greeting: &[u8]) -> DialError {
     match greeting.try_into().map(Greeting::decode) {
         Ok(Err(fault @ GreetingError::OtherVersion { .. })) => {
@@ -384,7 +383,8 @@ pub(crate) fn greeting_fault(host: Endpoint, greeting: &[u8]) -> DialError {
     }
 }
 
-/// Resolves a host to at least one address. The two address families alternate; otherwise the resolver's order is kept.
+/// Resolves a host to at least one address. The two address families alternate. Otherwise, the resolver's order is
+/// kept.
 async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, DialError> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
@@ -442,7 +442,7 @@ mod tests {
         let mut dialer = TcpDialer::new(&identity, "127.0.0.1", 1, policy, SocketConfig::default())
             .await
             .unwrap();
-        // The second socket does not listen. It only prevents other processes from getting the port.
+        // The second socket does not listen. It only reserves the port.
         let first = TcpSocket::new_v4().unwrap();
         first.set_reuseport(true).unwrap();
         first.bind("127.0.0.1:0".parse().unwrap()).unwrap();

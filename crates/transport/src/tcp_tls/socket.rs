@@ -1,7 +1,7 @@
 //! Socket options, which are the same on both sides.
 //!
-//! `TCP_NODELAY` is on, and keepalive detects peers that have gone. **Invariant:** `SO_RCVBUF` and `SO_SNDBUF` are
-//! never set. Setting them would turn off the kernel's autotuning, whose windows can grow beyond what a user may set.
+//! `TCP_NODELAY` is on, and keepalive detects peers that are gone. **Invariant:** `SO_RCVBUF` and `SO_SNDBUF` are never
+//! set. Setting them would turn off the kernel's autotuning, which can use larger windows than a user may set.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -19,11 +19,11 @@ const KEEPALIVE_PROBES: u32 = 5;
 /// The settings of sockets.
 #[derive(Clone, Debug, Default)]
 pub struct SocketConfig {
-    /// The congestion control, by its kernel name, such as `bbr`. Default: the system's default. An error is returned
+    /// The congestion control, by its kernel name, such as `bbr`. Default: the system's default. Opening a socket fails
     /// if the kernel does not know the name or does not let users choose this congestion control.
     pub congestion: Option<String>,
-    /// Maximum segment size of dialed connections, in both directions. Default: only the MTU of both hosts limits the
-    /// size. A dialer sets the limit when it finds that full-size packets are lost on the path. Clones of the settings
+    /// Maximum segment size of dialed connections, in both directions. Default: no limit other than the MTUs of both
+    /// hosts. A dialer sets the limit when it finds that full-size packets are lost on the path. Clones of the settings
     /// share the limit.
     pub segment_limit: SegmentLimit,
 }
@@ -38,7 +38,7 @@ impl SocketConfig {
         }?;
         let options = SockRef::from(&socket);
         self.apply(&options)?;
-        // The SYN announces the limit to the peer, which then obeys it as well.
+        // The SYN announces the limit to the peer, so that both directions are limited.
         if let Some(bytes) = self.segment_limit.get() {
             options.set_tcp_mss(bytes)?;
         }

@@ -1,13 +1,13 @@
 //! The limit on unsent bytes in a lane's socket.
 //!
 //! By default, the kernel buffers up to twice the largest window that the connection has reached. A lane that has
-//! become slow would therefore hold several chunks that other lanes could send. For the same reason, a lane does not
-//! take a frame until its socket has room. At the beginning the limit is lower, because little data may be sent before
-//! the receiver opens the transfer. A lane that gets none of this data would begin its slow start one round trip later
-//! than the other lanes.
+//! become slow would then hold several chunks that other lanes could send. For the same reason, a lane does not take a
+//! frame until its socket has space. At the start, the limit is lower, because only little data may be sent before the
+//! receiver opens the transfer. A lane without any of this data would begin its slow start one round trip later than
+//! the other lanes.
 //!
 //! **Invariant:** at most [`UNSENT_BYTES_MAX`] are buffered in the socket in addition to the bytes in flight. A lane
-//! that waits for room holds nothing that it cannot send.
+//! that waits for space holds no frame.
 
 use std::io;
 use std::net::TcpStream;
@@ -19,13 +19,13 @@ use rustix::io::Errno;
 /// bytes has fallen to half of this limit.
 const UNSENT_BYTES_MAX: u32 = 1 << 20;
 
-/// Maximum number of unsent bytes while a lane has sent little. The first files are few, and the first flight is the
-/// amount that TCP permits without an acknowledgment (RFC 6928). Lanes that buffered all of the first files in their
-/// sockets would leave other lanes with nothing to begin their slow start with.
+/// Maximum number of unsent bytes at the start of a lane. It is about the first flight, which TCP may send without an
+/// acknowledgment (RFC 6928). At the start there is little data. If some lanes buffered all of it in their sockets, the
+/// other lanes could not begin their slow start.
 const FIRST_UNSENT_BYTES_MAX: u32 = 64 << 10;
 
-/// Number of written bytes after which the regular limit applies. With a large MTU this is two first flights. With a
-/// small MTU it is more.
+/// Number of written bytes after which the regular limit applies. With a large MTU, this is two first flights. With a
+/// small MTU, it is more.
 const BEGUN_BYTES: usize = 192 << 10;
 
 /// The limit of one lane's socket.
@@ -77,7 +77,7 @@ impl UnsentLimit {
 }
 
 fn set_unsent_max(socket: &TcpStream, bytes: u32) {
-    // If the kernel lacks this option, a slow lane buffers more bytes, which is acceptable.
+    // If the kernel lacks this option, a slow lane buffers more bytes. This is acceptable.
     let _advice = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
 }
 
@@ -104,7 +104,7 @@ mod tests {
             == 1
     }
 
-    /// Fills the socket of a peer that reads nothing. Returns the number of bytes written until there was no room left.
+    /// Fills the socket until it has no more space, while the peer does not read. Returns the number of bytes written.
     fn filled(sender: &mut TcpStream) -> usize {
         let mut bytes = 0;
         sender.set_nonblocking(true).unwrap();
@@ -121,7 +121,7 @@ mod tests {
         let mut limit = UnsentLimit::new(&sender);
         filled(&mut sender);
         limit.note_written(&sender, BEGUN_BYTES - 1);
-        // An acknowledgment that arrived late may have made room in the socket, so it is filled again.
+        // A late acknowledgment may have freed space in the socket, so it is filled again.
         filled(&mut sender);
         assert!(!has_room(&sender));
         limit.note_written(&sender, 1);
@@ -151,7 +151,7 @@ mod tests {
         });
         sender.shutdown(std::net::Shutdown::Both).unwrap();
         waiting.join().unwrap().unwrap_err();
-        // The receiver has unread data, so the kernel resets the connection when the socket is closed.
+        // The receiver has unread data, so the kernel resets the connection on close.
         drop(receiver);
     }
 }

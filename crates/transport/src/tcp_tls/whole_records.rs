@@ -1,13 +1,12 @@
 //! A socket that passes data to TLS one complete record at a time.
 //!
-//! A lane takes a connection over from rustls. rustls returns its keys, but not the bytes that it has read from the
-//! socket. This type therefore returns only the bytes of the current record to rustls. Data that arrived after the
-//! current record stays in this type. **Invariant:** no part of a record is returned before the complete record has
-//! arrived, unless the socket has ended.
+//! A lane takes over a connection from rustls. rustls returns its keys, but not the bytes that it has read from the
+//! socket. So this type passes only the bytes of the current record to rustls and keeps the bytes after it.
+//! **Invariant:** no part of a record is passed on before the complete record was received, unless the socket has
+//! ended.
 //!
-//! The length of a record is authenticated only at the record's end. A bit error can increase the length beyond the
-//! data that arrives, and then both sides wait. A record that stays incomplete for too long therefore counts as a lost
-//! connection.
+//! The length of a record is authenticated only together with the complete record. If a bit error increases the length,
+//! both sides may wait for data forever. So a record that stays incomplete for too long counts as a lost connection.
 
 use std::{
     future::Future as _,
@@ -28,16 +27,16 @@ const HEADER_BYTES: usize = 5;
 /// Maximum body length in any version of TLS, which is also the maximum that rustls accepts.
 const BODY_BYTES_MAX: usize = (1 << 14) + 2048;
 
-/// A socket that returns complete records.
+/// A socket whose reads return only complete records.
 #[derive(Debug)]
 pub(super) struct WholeRecords {
     socket: TcpStream,
-    /// Received bytes that have not been returned. Has room for at least one record.
+    /// Received bytes that were not returned yet. The buffer has space for at least one record.
     arrived: Vec<u8>,
     filled: usize,
-    /// Number of these bytes that may be returned.
+    /// Number of received bytes that may be returned.
     whole: usize,
-    /// The time at which an incomplete record is considered lost.
+    /// The time at which an incomplete record counts as a lost connection.
     overdue_at: Option<Pin<Box<Sleep>>>,
 }
 
@@ -52,7 +51,7 @@ impl WholeRecords {
         }
     }
 
-    /// Returns the socket and the bytes received after the last returned record.
+    /// Returns the socket, and the bytes that were received after the last returned record.
     pub(super) fn into_parts(mut self) -> io::Result<(TcpStream, Vec<u8>)> {
         if self.whole > 0 {
             return Err(io::Error::other("a TLS record was read only in part"));
@@ -70,7 +69,7 @@ impl WholeRecords {
         self.whole -= given;
     }
 
-    /// Resolves when the rest of an incomplete record is overdue. Between two records there is no time limit.
+    /// Resolves when the rest of an incomplete record is overdue. There is no time limit between two records.
     fn poll_overdue(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
         if self.filled == 0 {
             return Poll::Pending;
@@ -84,7 +83,7 @@ impl WholeRecords {
         Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
-    /// Waits for more bytes. If the socket has ended, all received bytes may be returned, even if the last record is
+    /// Receives more bytes. At the end of the socket, all received bytes may be returned, even if the last record is
     /// incomplete.
     fn poll_arrival(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut room = ReadBuf::new(&mut self.arrived[self.filled..]);
@@ -100,7 +99,7 @@ impl WholeRecords {
     }
 }
 
-/// Maximum wait for the rest of a record. Equal to the time after which a silent control connection is given up.
+/// Maximum wait for the rest of a record. It equals the time after which a silent control connection counts as lost.
 const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
 /// Returns the length of the first record if it is complete. Bytes that cannot be a record are passed on unchanged, so
@@ -220,14 +219,14 @@ mod tests {
         assert_eq!(whole.into_parts().unwrap().1, rest);
     }
 
-    /// In this test, a bit error has increased the length of the record, and no other record follows.
+    /// A bit error has increased the length of the record, and no other record follows.
     #[tokio::test(start_paused = true)]
     async fn record_that_does_not_end_is_a_lost_connection() {
         let (mut peer, mut whole) = connected().await;
         let mut out = [0; 4096];
         let sent = [&record(7)[..], &record(200)[..100]].concat();
         peer.write_all(&sent).await.unwrap();
-        // The timers below start after the bytes have arrived.
+        // The bytes have been received before the timers below start.
         assert_eq!(whole.read(&mut out).await.unwrap(), HEADER_BYTES + 7);
         let read = tokio::time::timeout(100 * UNFINISHED_MAX, whole.read(&mut out)).await;
         let error = read.expect("it does not wait for ever").unwrap_err();

@@ -1,11 +1,10 @@
-//! A site's certificate authority. The certificates that it issued are checked against the clock and its revocation
-//! lists.
+//! A site's certificate authority. Its certificates are checked against the clock and its revocation lists.
 //!
 //! The daemon uses an authority for clients whose key has no line of its own ([`ClientAuthority::check`]). The client
-//! uses it for hosts that are not pinned ([`HostAuthority`]). Certificates name the holder of a key; the handshake has
-//! proved that the peer holds the key. **Invariant:** if a revocation list is configured, a certificate is accepted
-//! only if a current list of its issuer does not contain it. If a list cannot be read, no certificate is accepted. The
-//! number and size of a peer's certificates are limited, so that checking them takes negligible time.
+//! uses it for hosts that are not pinned ([`HostAuthority`]). A certificate names the holder of a key. The handshake
+//! has already proved that the peer holds the key. **Invariant:** if a revocation list is configured, a certificate is
+//! accepted only if its issuer has a current list that does not contain it. If a list cannot be read, no certificate is
+//! accepted. The number and size of a peer's certificates are limited, so that checking them takes negligible time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,19 +29,19 @@ pub(super) use subject::NamedCertificate;
 
 const KNOWN_CAS_FILE: &str = "known_cas.pem";
 const KNOWN_CAS_CRL: &str = "known_cas.crl";
-/// Maximum number of certificates between a peer's own certificate and its authority. The peer chooses the order and
-/// the names of these certificates. webpki tries each certificate as the issuer of every other certificate. With ten
+/// Maximum number of certificates between a peer's own certificate and its authority. The limit is low because the peer
+/// chooses these certificates and their names, and webpki tries each one as the issuer of every other one. With ten
 /// certificates of the same name, this takes seconds.
 const ISSUERS_MAX: usize = 4;
-/// Maximum size of a certificate in bytes. A certificate with a 4096-bit RSA key and a few names is half as large.
+/// Maximum size of a certificate, in bytes. A certificate with a 4096-bit RSA key and a few names has half of this
+/// size.
 const CERTIFICATE_BYTES_MAX: usize = 4 << 10;
 
-/// An authority for clients. Its certificates and revocation lists have been parsed, so certificates can be checked
-/// immediately.
+/// An authority for clients, with parsed certificates and revocation lists.
 #[derive(Debug)]
 pub(super) struct ClientAuthority(Result<Arc<dyn ClientCertVerifier>, CertificateFault>);
 
-/// The reason why a certificate is not accepted.
+/// The reason why a certificate is rejected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFault {
@@ -64,7 +63,7 @@ pub enum CertificateFault {
     /// The certificate is for another purpose, for example a client certificate presented by a host.
     #[error("its certificate is for another purpose")]
     OtherPurpose,
-    /// The revocation list is out of date.
+    /// The revocation list has expired.
     #[error("the authority's revocation list is outdated (its renewal was due by {0})")]
     StaleList(Expiry),
     /// The peer presented too many certificates, or a certificate that is too large.
@@ -72,7 +71,7 @@ pub enum CertificateFault {
         "it sent more than {ISSUERS_MAX} certificates, or one larger than {CERTIFICATE_BYTES_MAX} bytes"
     )]
     TooMuch,
-    /// There is no revocation list by the certificate's issuer.
+    /// The certificate's issuer has no revocation list.
     #[error("the revocation list of its certificate's issuer is missing")]
     NoList,
     /// Any other fault.
@@ -101,7 +100,7 @@ impl ClientAuthority {
         Ok(Self(builder.build().map_err(unusable)))
     }
 
-    /// Checks that the authority issued a client's certificate, which is the first of `chain`.
+    /// Checks that the authority has issued a client's certificate, which is the first in `chain`.
     pub(super) fn check(
         &self,
         chain: &[CertificateDer<'_>],
@@ -153,7 +152,7 @@ impl HostAuthority {
         Ok(name.map(|name| Self { verifier, name }))
     }
 
-    /// Checks that one of the authorities issued the host's certificate.
+    /// Checks that one of the authorities has issued the host's certificate.
     pub(super) fn check(
         &self,
         own: &CertificateDer<'_>,
@@ -198,8 +197,8 @@ fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, AuthorityError> {
     }
 }
 
-/// Parses the revocation lists in a file. Fails if the file contains no list or an invalid one, because an empty file
-/// would revoke nothing.
+/// Parses the revocation lists in a file. Fails if the file contains no list, because an empty file would revoke
+/// nothing, or if a list is invalid.
 fn lists(
     path: &Path,
     bytes: &[u8],
@@ -259,7 +258,7 @@ mod tests {
 
     use super::*;
 
-    /// Creates a certificate for a name with a new key, enlarged by `more` bytes.
+    /// Creates a certificate for a name with a new key. The certificate is enlarged by `more` bytes.
     fn certificate(
         issuer: &Issuer<'_, KeyPair>,
         name: &str,
@@ -286,8 +285,7 @@ mod tests {
         Issuer::new(params, KeyPair::generate().unwrap())
     }
 
-    /// Returns two results of an authority for the chain: the result if a client presents it, and the result if a host
-    /// presents it.
+    /// Returns the results of checking a chain that a client presents and one that a host presents.
     fn verdicts(chain: &[CertificateDer<'static>]) -> [CertificateFault; 2] {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&issuer("site"), "site", 0)).unwrap();

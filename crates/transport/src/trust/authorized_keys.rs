@@ -6,11 +6,11 @@
 //! SHA256:AAEC… name=alice root=/data/alice root=/scratch write max-rate=10Gbit expires=2027-01-31
 //! ```
 //!
-//! `name=` appears once. `root=` (an absolute path without `..`) may be repeated, and a line needs at least one `root=`
-//! or `read-root=`. `write` permits writing to the roots; `read` in addition to `write` permits reading them as well.
+//! `name=` appears once. `root=` (an absolute path without `..`) may be repeated, and a line needs at least one
+//! `root=` or `read-root=`. `write` permits writing to the roots, and `read` together with `write` permits both.
 //! Without `write`, the key may only read. `read-root=` is a directory that the key may only read. `to=` is a daemon
-//! (`HOST` or `HOST:PORT`) to which the key may order copies from this host. `set-ids` lets files keep their setuid and
-//! setgid bits. `set-owner` lets entries be given owners and groups. `lead` lets the key lead jobs with several
+//! (`HOST` or `HOST:PORT`) to which the key may order copies from this host. `set-ids` lets files keep their setuid
+//! and setgid bits. `set-owner` lets the key set owners and groups. `lead` lets the key lead jobs with several
 //! receivers. `max-rate=` and `expires=` (see [`Expiry`]) are optional limits. In a value, a space, a `%`, a control
 //! character, or a byte that is not valid UTF-8 is written as `%` and two hex digits (`%20`).
 //!
@@ -61,7 +61,7 @@ pub struct AuthorizedKeys {
     writable_roots: Arc<[PathBuf]>,
 }
 
-/// The list of a daemon. Each connection checks the file for changes, and the file is reread only if it has changed.
+/// The list of a daemon. The file is checked for changes at each connection, and reread only if it has changed.
 #[derive(Debug)]
 pub struct KeyList {
     home: PathBuf,
@@ -79,7 +79,7 @@ pub enum Holder {
         authority: PathBuf,
         /// The file with the authority's revocation lists, if any.
         revoked: Option<PathBuf>,
-        /// The name in the certificate.
+        /// The name in the certificate to which the grant applies.
         subject: Subject,
     },
 }
@@ -108,15 +108,14 @@ pub struct Grant {
     pub read_roots: Vec<PathBuf>,
     /// The daemons, as `HOST` or `HOST:PORT`, to which the holder may order copies from this host. Default: none.
     pub to: Vec<String>,
-    /// Whether files from the holder keep their setuid and setgid bits. Anyone who runs such a file gets the privileges
-    /// of the receiver's user. Default: no.
+    /// Whether files from the holder keep their setuid and setgid bits. Anyone who runs such a file on this host gets
+    /// the privileges of the receiver's user. Default: no.
     pub set_ids: bool,
-    /// Whether entries from the holder may be given owners and groups, with the setuid and setgid bits of these
-    /// entries, and whether the holder may create device nodes and set privileged attributes. Limited by the privileges
-    /// of the receiver's user. Default: no.
+    /// Whether the holder may set owners and groups of entries (including their setuid and setgid bits), create device
+    /// nodes, and set privileged attributes. The privileges of the receiver's user still apply. Default: no.
     pub set_owner: bool,
-    /// Whether the holder may lead jobs that several receivers write together: begin and end them, and sign grants for
-    /// their nodes. Default: no.
+    /// Whether the holder may lead jobs of several receivers: begin and end them, and sign grants for their nodes.
+    /// Default: no.
     pub lead: bool,
     /// Maximum rate of all connections of the holder together. Default: no limit.
     pub max_rate: Option<RateLimit>,
@@ -149,7 +148,7 @@ impl Grant {
         self.roots.iter().chain(&self.read_roots)
     }
 
-    /// Returns the key of the grant. Returns `None` if the holder is certified by an authority.
+    /// Returns the key of the grant, or `None` if the holder is certified by an authority.
     #[must_use]
     pub const fn key(&self) -> Option<Fingerprint> {
         match &self.holder {
@@ -199,17 +198,17 @@ pub enum Denial {
         /// The time at which the grant expired.
         expires: Expiry,
     },
-    /// The list has a line for the name in the peer's certificate, but the authority's check of the certificate failed.
+    /// The list has a line for a name in the peer's certificate, but the certificate is not valid.
     #[error("{name} ({key}): {fault}")]
     Certificate {
         /// The key.
         key: Fingerprint,
         /// The name of the holder in the list.
         name: String,
-        /// The fault of the certificate.
+        /// The reason why the certificate is not valid.
         fault: CertificateFault,
     },
-    /// The key is not in the list, and the grant that it presented is not valid.
+    /// The key is not in the list, and the job grant that it presented is not valid.
     #[error("unknown key {key} with an invalid grant: {fault}")]
     JobGrant {
         /// The key.
@@ -271,8 +270,8 @@ impl AuthorizedKeys {
         })
     }
 
-    /// Like [`load`](Self::load), for a daemon that runs as `user`. Fails if any user other than root and `user` can
-    /// change the list.
+    /// Reads the list like [`load`](Self::load), for a daemon that runs as `user`. Fails if any user other than root
+    /// and `user` can change the list.
     ///
     /// # Errors
     ///
@@ -282,8 +281,8 @@ impl AuthorizedKeys {
         Self::load(home)
     }
 
-    /// Adds a key to the list in `home`, immediately on disk, and returns its resulting grant. If the key is already in
-    /// the list, it gets the new name and the rights of both grants. New limits replace the old ones.
+    /// Adds a key to the list in `home` and returns the resulting grant. The file is written and flushed. If the key is
+    /// already in the list, it gets the new name and the rights of both grants, and new limits replace old ones.
     ///
     /// # Errors
     ///
@@ -296,7 +295,8 @@ impl AuthorizedKeys {
         rewrite(home, |lines| merge(lines, grant))
     }
 
-    /// Removes a key, or all keys with a name, from the list in `home`, immediately on disk. Returns their grants.
+    /// Removes a key, or all keys with a name, from the list in `home`. Returns their grants. The file is written and
+    /// flushed.
     ///
     /// # Errors
     ///
@@ -349,7 +349,7 @@ impl AuthorizedKeys {
         &self.grants
     }
 
-    /// Returns the roots of all grants to which a holder may write. Includes those of expired grants.
+    /// Returns the roots to which the holder of any grant may write. Includes the roots of expired grants.
     #[must_use]
     pub fn writable_roots(&self) -> Arc<[PathBuf]> {
         Arc::clone(&self.writable_roots)
@@ -357,7 +357,7 @@ impl AuthorizedKeys {
 }
 
 impl KeyList {
-    /// Creates the list in `home`.
+    /// Creates a reference to the list in `home`.
     #[must_use]
     pub fn new(home: PathBuf) -> Self {
         Self {
@@ -366,7 +366,7 @@ impl KeyList {
         }
     }
 
-    /// Returns the present list.
+    /// Returns the current list.
     ///
     /// # Errors
     ///
@@ -379,19 +379,19 @@ impl KeyList {
     }
 }
 
-/// A line of the file, with its grant unless the line is empty or a comment.
+/// A line of the file. It has a grant unless it is empty or a comment.
 struct ListLine {
     text: String,
     grant: Option<Grant>,
 }
 
-/// Changes the list, immediately on disk, while other writers are locked out.
+/// Changes the list and writes it to disk, while a lock excludes other writers.
 fn rewrite<T>(
     home: &Path,
     change: impl FnOnce(&mut Vec<ListLine>) -> T,
 ) -> Result<T, AuthorizedKeysError> {
     let path = home.join(AUTHORIZED_KEYS_FILE);
-    // The list itself is replaced, so a lock on it would not exclude other writers.
+    // The list itself is replaced, so a separate file is locked.
     let lock = file::open_locked(&home.join(LOCK_FILE))?;
     let mut lines = read_lines(&path)?;
     let changed = change(&mut lines);
@@ -461,7 +461,7 @@ fn merge(lines: &mut Vec<ListLine>, new: Grant) -> Grant {
 fn union(old: Grant, new: Grant) -> Grant {
     let writes = both(write_roots(&old), write_roots(&new));
     let reads = both(read_roots(&old), read_roots(&new));
-    // The union must not give more rights than the two grants gave together.
+    // The union must not give more rights than the two grants together.
     let (roots, access, read_roots) = match (writes.is_empty(), reads.len() == writes.len()) {
         (true, _) => (reads, Access::ReadOnly, Vec::new()),
         (false, true) if reads.iter().all(|root| writes.contains(root)) => {

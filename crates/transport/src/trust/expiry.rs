@@ -1,7 +1,7 @@
 //! The time at which a permission expires: conversion between text and seconds since 1970, always in UTC.
 //!
-//! The text is a date, which means the beginning of that day, or an RFC 3339 timestamp with `Z`. **Invariant:** a
-//! formatted time is parsed as the same time.
+//! The text is a date, which means the start of that day, or an RFC 3339 timestamp with `Z`. **Invariant:** a formatted
+//! time is parsed as the same time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,8 +38,8 @@ impl Expiry {
             .map(Self)
     }
 
-    /// Returns whether the time has been reached. Returns false if the clock is before 1970, because such a clock is
-    /// wrong.
+    /// Returns whether the time has been reached. Returns false if the clock shows a time before 1970, because such a
+    /// clock is wrong.
     #[must_use]
     pub fn has_come(self, now: SystemTime) -> bool {
         self.0 <= now
@@ -57,7 +57,7 @@ impl FromStr for Expiry {
 }
 
 fn parse(text: &str) -> Option<OffsetDateTime> {
-    // RFC 3339 also allows other time zones and fractions of a second, which are not accepted here.
+    // RFC 3339 also permits other time zones and fractions of a second, which are rejected here.
     let whole = match text.split_once('T') {
         Some((_, time)) if time.len() == "00:00:00Z".len() && time.ends_with('Z') => {
             text.to_owned()
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     const DAY_SECONDS: u64 = 24 * 60 * 60;
-    /// The end of the year 9999, in seconds since 1970. Later years have five digits and are not accepted.
+    /// The start of the year 10000, in seconds since 1970. Years with five digits are rejected.
     const SECONDS_MAX: u64 = 253_402_300_800;
 
     fn seconds(text: &str) -> Option<i64> {

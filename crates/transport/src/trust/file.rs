@@ -1,8 +1,7 @@
-//! Small private files that several processes may write at the same time.
+//! Small private files that several processes may write concurrently.
 //!
-//! Used for the key, the known hosts and the authorized keys. No file may be larger than [`FILE_BYTES_MAX`].
-//! **Invariant:** a file is created or replaced completely and flushed, or not at all, even if several processes write
-//! it.
+//! Used for the key, the known hosts and the authorized keys. A file has at most [`FILE_BYTES_MAX`]. **Invariant:** a
+//! file is created or replaced completely and flushed, or not at all, even if several processes write it.
 
 use std::{
     ffi::OsString,
@@ -37,7 +36,7 @@ pub(super) struct Contents {
 
 /// Reads a file. Returns `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
-    // `NONBLOCK`, so that opening a FIFO does not block.
+    // `NONBLOCK` prevents the open from blocking on a FIFO.
     let opened = File::options()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -52,7 +51,8 @@ pub(super) fn read(path: &Path) -> Result<Option<Contents>, KeyFileError> {
     })
 }
 
-/// Reads a file that determines the trusted peers, if it exists. Fails if users other than its owner can write to it.
+/// Reads a file that determines which peers are trusted, or returns `None` if it does not exist. Fails if users other
+/// than its owner can write to it.
 pub(super) fn read_trusted(path: &Path) -> Result<Option<Vec<u8>>, KeyFileError> {
     match read(path)? {
         Some(Contents { mode, .. }) if mode & 0o022 != 0 => Err(KeyFileError::Writable {
@@ -78,7 +78,7 @@ pub(super) fn read_open(file: &File) -> io::Result<Contents> {
     Ok(Contents { bytes, mode })
 }
 
-/// Returns a function that creates the error for a file that cannot be written. Meant for use with `map_err`.
+/// Returns a function that creates the error for a file that cannot be written, for use with `map_err`.
 pub(super) fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> KeyFileError {
     |source| KeyFileError::Write {
         path: path.into(),
@@ -94,7 +94,7 @@ fn create_home_of(path: &Path) -> io::Result<()> {
         .create(directory_of(path))
 }
 
-/// Creates a file, unless it exists. If another process has created it in the meantime, that file is kept.
+/// Creates a file, unless it exists or another process creates it first.
 pub(super) fn create(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     let create = || {
         create_home_of(path)?;
@@ -111,8 +111,8 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     replace_with(path, bytes, |_| Ok(()))
 }
 
-/// Writes a list that is read by a daemon of another user. Users who can enter its directory can read it. In a
-/// directory with the setgid bit, the file gets the directory's group.
+/// Writes a list that a daemon of another user reads. All users who can enter its directory can read it. In a directory
+/// with the setgid bit, the file gets the directory's group.
 pub(super) fn replace_list(path: &Path, bytes: &[u8]) -> Result<(), KeyFileError> {
     replace_with(path, bytes, |new| share(new, path))
 }
@@ -133,8 +133,9 @@ fn replace_with(
     replace().map_err(unwritten(path))
 }
 
-/// Opens a file for appending and [locks](lock) it. If another process has replaced the file by then, opens the new
-/// file instead. Does not follow a symbolic link, and refuses a file that has another owner or a second hard link.
+/// Opens a file for appending and [locks](lock) it. If another process has replaced the file before it was locked,
+/// opens the new file instead. Does not follow a symbolic link, and rejects a file that has another owner or a second
+/// hard link.
 pub(super) fn open_locked(path: &Path) -> Result<File, KeyFileError> {
     let open = || {
         create_home_of(path)?;
@@ -166,8 +167,8 @@ fn share(file: &File, path: &Path) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(FILE_MODE | (directory & LIST_MODE)))
 }
 
-/// Checks that a file is a regular file of this user without other hard links. Any owner is accepted if this process
-/// runs as root, because root uses only directories in which no other user can create names.
+/// Checks that a file is a regular file of this user without other hard links. Root accepts any owner, because root
+/// uses only directories in which no other user can create entries.
 fn check_own(file: &File) -> io::Result<()> {
     let found = file.metadata()?;
     let user = rustix::process::geteuid();
@@ -218,8 +219,7 @@ fn directory_of(path: &Path) -> &Path {
 }
 
 /// Writes and flushes a file under a temporary name next to `target`. Only this user has access to the temporary file.
-/// The file is removed when the result is dropped. Until then it is locked, so that [`remove_unfinished`] does not
-/// remove it.
+/// It is locked, so that [`remove_unfinished`] keeps it, and removed when the result is dropped.
 fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     remove_unfinished(target);
     loop {
@@ -236,8 +236,8 @@ fn write_temporary(target: &Path, bytes: &[u8]) -> io::Result<NamedTempFile> {
     }
 }
 
-/// Removes temporary files of `target` that were left by killed processes. Removes nothing if the file system does not
-/// support locks.
+/// Removes temporary files of `target` from killed processes. Removes nothing if the file system does not support
+/// locks.
 pub(super) fn remove_unfinished(target: &Path) {
     let prefix = unfinished(target);
     let entries = fs::read_dir(directory_of(target)).into_iter().flatten();

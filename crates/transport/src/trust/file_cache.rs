@@ -15,7 +15,7 @@ use zmove_types::Lock;
 use super::strict_modes;
 use crate::error::KeyFileError;
 
-/// The parsed contents of some files, as of the last check.
+/// The parsed contents of some files at the last check.
 #[derive(Debug)]
 pub(super) struct FileCache<T, E>(Lock<Option<CachedFiles<T, E>>>);
 
@@ -35,10 +35,10 @@ struct Stamp {
     ctime: (i64, i64),
 }
 
-/// Time during which a further change of a file may leave the file's timestamps unchanged. Equal to the resolution of
-/// the kernel's clock for file timestamps.
+/// Resolution of the kernel's clock for file timestamps. If a file changes twice within this time, the second change
+/// may not affect its timestamps.
 const TICK: Duration = Duration::from_millis(50);
-/// The same time as [`TICK`], for file systems whose timestamps have a resolution of one or two seconds.
+/// Like [`TICK`], but for file systems whose timestamps have a resolution of one or two seconds.
 const TICK_COARSE: Duration = Duration::from_secs(2);
 
 impl<T, E> Default for FileCache<T, E> {
@@ -48,8 +48,8 @@ impl<T, E> Default for FileCache<T, E> {
 }
 
 impl<T, E> FileCache<T, E> {
-    /// Returns the result of `parse` for the present state of `files`. An error is cached if `lasting` returns true for
-    /// it, which means that a retry could not succeed.
+    /// Returns the result of `parse` for the current state of `files`. Caches an error if `lasting` returns true for
+    /// it, which means that a retry would fail too.
     fn get(
         &self,
         files: &[&Path],
@@ -83,7 +83,7 @@ impl<T, E: From<KeyFileError>> FileCache<T, E> {
         parse: impl FnOnce() -> Result<T, E>,
         lasting: impl FnOnce(&E) -> bool,
     ) -> Result<Arc<T>, Arc<E>> {
-        // The directories above the files determine who can change the files, and may change while the files do not.
+        // The directories above the files determine who can change the files, and may change even if the files do not.
         files
             .iter()
             .try_for_each(|file| strict_modes::check(file))
@@ -105,7 +105,7 @@ impl Stamp {
         })
     }
 
-    /// Returns whether every further change of the file will also change its timestamps.
+    /// Returns whether every future change of the file will also change its timestamps.
     fn is_settled(&self) -> bool {
         let (seconds, nanos) = self.ctime;
         let since = Duration::new(
@@ -124,7 +124,7 @@ impl Stamp {
 mod tests {
     use super::*;
 
-    /// Reads until the result is cached, which means that the file system's clock has advanced.
+    /// Reads the file until the result is cached, which means that the file system's clock has advanced.
     fn settle(cache: &FileCache<String, std::io::Error>, path: &Path) -> String {
         loop {
             let mut parsed = false;

@@ -16,7 +16,7 @@ const PREFIX: &str = "SHA256:";
 pub struct Fingerprint(pub [u8; 32]);
 
 impl Fingerprint {
-    /// Returns the fingerprint of the key in `certificate`. Other fields of the certificate are ignored.
+    /// Returns the fingerprint of the key in `certificate`, regardless of the other fields of the certificate.
     pub(crate) fn of_certificate(certificate: &CertificateDer<'_>) -> Result<Self, rustls::Error> {
         let public_key = ParsedCertificate::try_from(certificate)?.subject_public_key_info();
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, public_key.as_ref());

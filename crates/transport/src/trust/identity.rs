@@ -1,7 +1,8 @@
 //! This side's own key and its certificate.
 //!
-//! Loaded once at the start of every command. The first call on a host creates the key. **Invariant:** processes that
-//! race to create the key all end up with the same identity. A key file that other users can read is never used.
+//! Every command loads the key once at its start. The first command on a host creates the key. **Invariant:** if
+//! several processes create the key concurrently, all of them use the same key. A key file that other users can read is
+//! never used.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -19,9 +20,9 @@ mod job_grant;
 pub use job_grant::job_grant_signer;
 
 const KEY_FILE: &str = "key.pem";
-/// The file that holds the previous key after the key was replaced.
+/// The file to which a replaced key is moved.
 const KEY_OLD: &str = "key.pem.old";
-/// The file with the certificates for the key: first the one issued by an authority, then the intermediate
+/// The file with the certificates for the key: first the certificate from an authority, then the intermediate
 /// certificates.
 const CERTIFICATE_FILE: &str = "cert.pem";
 const CERTIFICATE_OLD: &str = "cert.pem.old";
@@ -56,8 +57,8 @@ impl Identity {
         }
     }
 
-    /// Like [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`. Fails if any other user except
-    /// root can choose its key.
+    /// Reads the key like [`load_or_create`](Self::load_or_create), for a daemon that runs as `user`. Fails if a user
+    /// other than root and `user` can choose the key.
     ///
     /// # Errors
     ///
@@ -67,14 +68,14 @@ impl Identity {
             strict_modes::check_for(&home.join(file), user)?;
         }
         let identity = Self::load_or_create(home)?;
-        // This check also applies to a key that was just created, because other users may be able to replace it.
+        // This check also applies to a new key, which other users may be able to replace.
         strict_modes::check_for(&home.join(KEY_FILE), user)?;
         Ok(identity)
     }
 
     fn own(home: &Path) -> Result<Self, IdentityError> {
         let path = home.join(KEY_FILE);
-        // A private key must not remain in a leftover temporary file.
+        // A leftover temporary file may contain a private key.
         for name in [KEY_FILE, KEY_OLD] {
             file::remove_unfinished(&home.join(name));
         }
@@ -82,7 +83,7 @@ impl Identity {
             return Self::parse(&path, &contents);
         }
         file::create(&path, new_pem()?.as_bytes())?;
-        // Another process may have created the file first, so the file is read again.
+        // Another process may have created the file first, so it is read again.
         let contents = file::read(&path)?.ok_or_else(|| KeyFileError::missing(&path))?;
         Self::parse(&path, &contents)
     }
@@ -111,7 +112,7 @@ impl Identity {
     }
 
     /// Replaces the key in `home` with a new one. The old key is kept in `key.pem.old`, and its `cert.pem`, if any, in
-    /// `cert.pem.old`. A complete key exists under its name at all times.
+    /// `cert.pem.old`. The key file always exists and is always complete.
     ///
     /// # Errors
     ///

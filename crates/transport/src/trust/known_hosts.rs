@@ -1,9 +1,9 @@
 //! The file `known_hosts`: the hosts that a client knows and the key of each host.
 //!
 //! Each line holds one host as `HOST:PORT SHA256:…`, with an IPv6 address in brackets. Empty lines and lines that begin
-//! with `#` are preserved and ignored. A client reads the list before it dials, and extends the list after the user has
-//! accepted a new host. **Invariant:** a pin is never replaced. Only the user can remove it, and a list with a damaged
-//! line is not used at all.
+//! with `#` are preserved and ignored. A client reads the list before it dials, and adds a host after the user has
+//! accepted it. **Invariant:** a pin is never replaced. Only the user can remove it. A list with a malformed line is
+//! not used at all.
 
 use std::{
     collections::HashMap,
@@ -22,10 +22,10 @@ use crate::error::{KeyFileError, KnownHostsError};
 pub(crate) mod fuzzing;
 
 const KNOWN_HOSTS_FILE: &str = "known_hosts";
-/// The file with the list as it was before a host was removed.
+/// The file with the list from before a host was removed.
 const KNOWN_HOSTS_OLD: &str = "known_hosts.old";
 
-/// The known hosts, as read when the list was opened.
+/// The known hosts at the time when the list was read.
 #[derive(Clone, Debug)]
 pub struct KnownHosts {
     home: PathBuf,
@@ -48,12 +48,12 @@ impl KnownHosts {
         })
     }
 
-    /// Adds a host to the list, immediately on disk. Does nothing if the host is already listed with the same key.
+    /// Adds a host to the list, and writes it to disk. Does nothing if the host is already listed with the same key.
     ///
     /// # Errors
     ///
-    /// Returns an error if the list has another key for the host, which another process may have added in the meantime,
-    /// or if the file cannot be read or extended.
+    /// Returns an error if the list has another key for the host, or if the file cannot be read or extended. Another
+    /// process may have added the key in the meantime.
     pub fn pin(
         &mut self,
         host: &str,
@@ -86,8 +86,8 @@ impl KnownHosts {
         }
     }
 
-    /// Removes a host from the list, immediately on disk, and keeps the previous list in `known_hosts.old`. Returns the
-    /// key of the host, or `None` if it was not in the list.
+    /// Removes a host from the list, writes the list to disk, and keeps the previous list in `known_hosts.old`. Returns
+    /// the key of the host, or `None` if it was not in the list.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl KnownHosts {
         pins
     }
 
-    /// Returns the key of a host, if known. The host name is not case-sensitive.
+    /// Returns the pinned key of a host, if any. The host name is not case-sensitive.
     #[must_use]
     pub fn lookup(&self, host: &str, port: u16) -> Option<Fingerprint> {
         let host_key = Endpoint::canonical(host, port)?;
@@ -157,13 +157,13 @@ pub enum HostLineFault {
 #[derive(Clone, Copy, Debug)]
 struct Pin {
     fingerprint: Fingerprint,
-    /// The number of its line, starting at 1. 0 if the pin was added after the list was read.
+    /// The number of the line, starting at 1, or 0 if the pin was added after the list was read.
     line: usize,
 }
 
-/// Reads the present list. No other process can change it while the returned file is open.
+/// Reads the current list. No other process can change it while the returned file is open.
 fn read_locked(path: &Path) -> Result<(File, Vec<u8>), KeyFileError> {
-    // The list may be a symbolic link to a file elsewhere. The linked file must be locked, and not the link.
+    // The list may be a symbolic link to another file. The lock must be on that file.
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let file = file::open_locked(path)?;
     let contents = file::read_open(&file).map_err(|source| KeyFileError::Read {
@@ -197,8 +197,7 @@ fn add_line(
     let text = std::str::from_utf8(bytes)
         .map_err(|_| HostLineFault::Form)?
         .trim();
-    // After a power loss, the file may have been extended for a line that was never flushed. The extension then
-    // consists of zero bytes.
+    // After a power loss, the file may end with zero bytes: it was extended for a line that was never flushed.
     let never_written = bytes.iter().all(|byte| *byte == 0);
     if never_written || text.is_empty() || text.starts_with('#') {
         return Ok(());
@@ -239,8 +238,8 @@ fn without(bytes: &[u8], host_key: &Endpoint) -> Vec<u8> {
         .collect()
 }
 
-/// Appends a line in a single write. If the last line has no line break, because of a crash or an editor, adds the line
-/// break first.
+/// Appends a line in a single write. If the last line has no line break, because of a crash or an editor, adds a line
+/// break before the new line.
 fn append(
     mut file: &File,
     before: &[u8],
@@ -325,7 +324,7 @@ mod tests {
             fs::read_to_string(home.path().join(KNOWN_HOSTS_OLD)).unwrap(),
             text
         );
-        // The file was replaced after this list had been opened, so `pin` reads the list again.
+        // The file was replaced after the list was opened, so `pin` reads the list again.
         hosts.pin("a", 1, TWO).unwrap();
         assert_eq!(
             KnownHosts::open(home.path()).unwrap().lookup("a", 1),

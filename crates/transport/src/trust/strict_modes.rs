@@ -1,6 +1,7 @@
 //! Checks who can change the files that a daemon reads, like sshd's `StrictModes`.
 //!
-//! **Invariant:** a path passes only if nobody except root and the user of the daemon can change or replace the file.
+//! **Invariant:** the check accepts a path only if nobody except root and the user of the daemon can change or replace
+//! the file.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -9,19 +10,17 @@ use std::path::Path;
 
 use crate::error::KeyFileError;
 
-/// Checks a file and every directory above it. A file that does not exist passes.
+/// Checks a file and every directory above it. Accepts a file that does not exist.
 ///
 /// # Errors
-///
 /// Returns an error for the first entry that other users can change.
 pub(super) fn check(path: &Path) -> Result<(), KeyFileError> {
     check_for(path, rustix::process::geteuid().as_raw())
 }
 
-/// Like [`check`], for a file that another user will read.
+/// Checks a file like [`check`], for a process that runs as `user`.
 ///
 /// # Errors
-///
 /// Returns an error for the first entry that other users can change.
 pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
     let look = |source| KeyFileError::Look {
@@ -34,7 +33,7 @@ pub(super) fn check_for(path: &Path, user: u32) -> Result<(), KeyFileError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(look(error)),
     };
-    // Symbolic links in the path are checked too, because the owner of a link decides where it leads.
+    // Symbolic links in the path are checked too, because their owners can change their targets.
     check_way(&real, user)?;
     if absolute == real {
         Ok(())
@@ -66,9 +65,9 @@ fn check_way(path: &Path, user: u32) -> Result<(), KeyFileError> {
     })
 }
 
-/// Returns the user who should own an entry. A directory should belong to root unless its owner is already the reader.
-/// A file in a directory of root should belong to root too. Otherwise the reader could change files that root reads in
-/// that directory.
+/// Returns the user who should own an entry. A directory should belong to root, unless the reader already owns it. A
+/// file in a directory of root should belong to root too, because otherwise the reader could change files that root
+/// reads.
 fn owner_wanted(path: &Path, found: &Metadata, user: u32) -> u32 {
     let parent = path.parent().and_then(|parent| fs::metadata(parent).ok());
     let is_of_user = parent.is_some_and(|parent| parent.uid() == user);
@@ -79,8 +78,8 @@ fn owner_wanted(path: &Path, found: &Metadata, user: u32) -> u32 {
     }
 }
 
-/// Returns whether other users may change an entry. In a directory with the sticky bit, they can create files, but
-/// cannot remove or rename files of other users.
+/// Returns whether other users may change an entry. The sticky bit of a directory lets them create files, but not
+/// remove or rename files of others, so such a directory does not count.
 fn others_may_write(found: &Metadata) -> bool {
     let sticky = found.is_dir() && found.mode() & 0o1000 != 0;
     !found.is_symlink() && !sticky && found.mode() & 0o022 != 0

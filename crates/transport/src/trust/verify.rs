@@ -1,8 +1,8 @@
 //! TLS 1.3 with pinned keys: the checks of both sides during the handshake.
 //!
 //! The client checks the host's key against its [`HostPolicy`]. The server accepts any key, and its caller looks up the
-//! fingerprint before any byte is parsed. Names, dates and issuers in certificates matter only if an
-//! [authority](super::authority) is used; otherwise only the key matters. **Invariant:** both sides verify the peer's
+//! fingerprint before it parses any data. Names, dates and issuers in certificates matter only if an
+//! [authority](super::authority) is used. Otherwise, only the key matters. **Invariant:** both sides verify the peer's
 //! signature over the handshake, so a copied certificate is worthless.
 
 use std::sync::{Arc, OnceLock};
@@ -33,7 +33,7 @@ use super::{fingerprint::Fingerprint, identity::Identity, provider};
 pub enum HostPolicy {
     /// Only this key.
     Pinned(Fingerprint),
-    /// The first key that a connection of this run proves. Afterwards, only that key.
+    /// The first key that a connection of this run proves, and then only that key.
     AcceptNew(FirstKey),
     /// No key. The handshake fails, and the error contains the host's key, so that the user can decide whether to trust
     /// it.
@@ -47,7 +47,7 @@ pub enum HostPolicy {
 pub struct FirstKey(Arc<OnceLock<Fingerprint>>);
 
 impl FirstKey {
-    /// Returns the key, once a connection has been made.
+    /// Returns the key after a connection has proved it.
     #[must_use]
     pub fn get(&self) -> Option<Fingerprint> {
         self.0.get().copied()
@@ -74,7 +74,7 @@ pub(crate) fn peer_fingerprint(session: &CommonState) -> Result<Fingerprint, Err
     Fingerprint::of_certificate(certificate.ok_or(Error::NoCertificatesPresented)?)
 }
 
-/// The reason why a host was not accepted. Used with a connector that does not return this error. Clones share the
+/// The reason why a host was not accepted. Needed because some connectors do not return this error. Clones share the
 /// value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HandshakeFault(Arc<OnceLock<Error>>);
@@ -94,8 +94,8 @@ fn protocol_names() -> Vec<Vec<u8>> {
     [PROTOCOL_NAME, ANY_PROTOCOL_NAME].map(Vec::from).into()
 }
 
-/// Returns the ALPN protocol names of a path check. The last name identifies the path check. The other names only make
-/// the client hello larger than a packet.
+/// Returns the ALPN protocol names of a path check. The last name identifies the path check. The other names are
+/// padding that makes the client hello larger than a packet.
 fn path_check_names() -> Vec<Vec<u8>> {
     const NAME_BYTES_MAX: usize = 255;
     let filler = vec![b'-'; NAME_BYTES_MAX];
@@ -128,8 +128,8 @@ pub(crate) fn client_config(
     config
 }
 
-/// Returns the settings of a client that queries a host's version. All versions support the protocol name that it
-/// offers. Any key is accepted and none is pinned, because the client only reads a greeting and sends nothing.
+/// Returns the settings of a client that queries a host's version. It offers the protocol name that all versions
+/// support. It accepts any key without pinning it, because it only reads a greeting and sends nothing.
 pub(crate) fn version_query_config(config: &ClientConfig) -> ClientConfig {
     let algorithms = config.crypto_provider().signature_verification_algorithms;
     let mut config = config.clone();
@@ -151,8 +151,8 @@ pub(crate) fn path_check_config(config: &ClientConfig) -> ClientConfig {
     config
 }
 
-/// Returns the TLS settings of a server. It sends no session tickets. A client that never reads would leave them in its
-/// socket, and closing a socket with unread data resets the connection and destroys data in flight.
+/// Returns the TLS settings of a server. The server sends no session tickets. A client that never reads would leave
+/// them in its socket. Closing a socket with unread data resets the connection, which destroys data in flight.
 pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     let provider = Arc::new(provider());
     let algorithms = provider.signature_verification_algorithms;
@@ -168,7 +168,7 @@ pub(crate) fn server_config(identity: &Identity) -> ServerConfig {
     config
 }
 
-/// The result of checking that a peer has signed with the key that it presents.
+/// The result of checking that a peer has signed with the private key of its certificate.
 type Proof = Result<HandshakeSignatureValid, Error>;
 
 /// The client's check of a host.
@@ -208,8 +208,7 @@ impl HostVerifier {
                 .check(certificate, issuers, now)
                 .map_err(|fault| {
                     refused(match fault {
-                        // A host whose certificate was not issued by the authority counts as a host with an unknown
-                        // key.
+                        // If the authority has not issued the host's certificate, the host counts as unknown.
                         CertificateFault::NotIssued => HostKeyFault::Unknown { found },
                         fault => HostKeyFault::Certificate { fault },
                     })
@@ -219,11 +218,11 @@ impl HostVerifier {
         Ok(ServerCertVerified::assertion())
     }
 
-    /// Accepts the key of a host that has just proved it.
+    /// Accepts the key of a host that has just proved that it holds the key.
     fn settle(&self, found: Fingerprint) -> Result<(), HostKeyFault> {
         if let HostPolicy::AcceptNew(first) = &self.policy {
-            // If several connections reach this point concurrently, one of them sets the key, and the hosts of all
-            // others must prove the same key.
+            // Concurrent connections may reach this point. One of them sets the key, and the hosts of all others must
+            // have proved the same key.
             first.0.get_or_init(|| found);
         }
         self.apply_policy(found)
@@ -255,8 +254,8 @@ impl ServerCertVerifier for HostVerifier {
         Err(PeerIncompatible::Tls12NotOffered.into())
     }
 
-    /// Verifies the host's signature and then pins a new key. The key is not pinned earlier, because a host that only
-    /// copied a certificate must not be able to set the pin.
+    /// Verifies the host's signature and then pins a new key. Pinning it before the check would let a host with a
+    /// copied certificate set the pin.
     fn verify_tls13_signature(
         &self,
         message: &[u8],
@@ -277,8 +276,8 @@ impl ServerCertVerifier for HostVerifier {
     }
 }
 
-/// The server's check of a client: it must have a key and prove that it holds it. By default, rustls requires a client
-/// certificate.
+/// The server's check of a client, which must prove that it holds a key. rustls requires a client certificate by
+/// default.
 #[derive(Debug)]
 struct AnyClientVerifier {
     algorithms: WebPkiSupportedAlgorithms,

@@ -49,7 +49,7 @@ impl Site {
         )
     }
 
-    /// Dials a host that presents `certificate` and signs with the key of `holder`, with each transport.
+    /// Dials a host by each transport. The host presents `certificate` and signs with the key of `holder`.
     async fn dial(
         &self,
         holder: &Party,
@@ -107,7 +107,7 @@ async fn a_host_with_a_certificate_of_the_authority_is_taken() {
     }
 }
 
-/// The thief presents the correct certificate but has another key.
+/// The thief presents the correct certificate but signs with another key.
 #[tokio::test]
 async fn a_host_with_a_copied_certificate_of_the_authority_is_refused() {
     let (site, host, thief) = (Site::new(), Party::new(), Party::new());

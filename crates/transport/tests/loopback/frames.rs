@@ -33,7 +33,7 @@ pub(crate) fn frame(number: u64, head: &[u8], data: &[u8]) -> Frame {
     }
 }
 
-/// Returns bytes in which swapped blocks are visible.
+/// Returns bytes that reveal swapped blocks.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     let lap: Vec<u8> = (0..251).collect();
     let mut data = lap.repeat(len.div_ceil(251));

@@ -1,4 +1,4 @@
-//! Lanes on loopback, with TLS and in cleartext, from the greeting to the end.
+//! Lanes on loopback from the greeting to the end, with TLS and in cleartext.
 
 use std::{
     io::{Read as _, Write as _},
@@ -17,8 +17,7 @@ use zmove_types::{BufferPool, ItemId, StageClock};
 use crate::frames::{BUFFER_BYTES, GREETING, frame, pattern};
 use crate::party::LONG;
 
-/// Returns both ends of a connection. The dialer connects to the address that `relay` returns for the acceptor's
-/// address.
+/// Returns both ends of a connection. `relay` maps the acceptor's address to the address that the dialer dials.
 async fn connected(relay: impl FnOnce(SocketAddr) -> SocketAddr) -> (Connection, Connection) {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
@@ -150,7 +149,7 @@ async fn what_was_said_on_another_lane_in_clear_is_refused() {
     sink.finish().unwrap();
     let (mut said, mut back) = (Vec::new(), raw_socket(one.1));
     back.read_to_end(&mut said).unwrap();
-    // Sends the frames back to their sender, and to the acceptor of another lane.
+    // The frames are sent back to their sender, and to the acceptor of another lane.
     back.write_all(&said).unwrap();
     raw_socket(&other.0).write_all(&said).unwrap();
     for mut source in [
@@ -212,7 +211,7 @@ async fn frames_that_arrive_with_the_greeting_are_not_lost() {
                 .unwrap();
         }
         sink.finish().unwrap();
-        // Everything has been sent before the first byte is read.
+        // All data was sent before the first byte is read.
         source.read_exact(&mut [0; GREETING.len()]).await.unwrap();
         let mut source = TlsLane::new(source, SharedRate::default()).unwrap();
         for number in 0..100 {

@@ -16,12 +16,12 @@ use zmove_transport::{Fingerprint, Identity};
 
 use crate::trust_all::TrustAll;
 
-/// A timeout longer than any successful operation.
+/// A timeout longer than any successful operation takes.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 /// The ALPN names of zmove version 9.
 pub(crate) const NEWER_NAMES: [&[u8]; 2] = [b"zmove/9", b"zmove"];
-/// The greeting of version 9, whose remaining fields have no meaning here.
+/// The greeting of version 9. Its remaining fields have no meaning in this version.
 pub(crate) const NEWER_GREETING: [u8; 40] = *b"ZMOVE\r\n\x1a\x09\0..............................";
 
 /// A host or user with a key.

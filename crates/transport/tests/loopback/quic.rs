@@ -70,7 +70,7 @@ async fn connected() -> (Channel, Channel) {
         (near.transport(), far.transport()),
         (Transport::Quic, Transport::Quic)
     );
-    // Keeps the socket open until the end of the connection.
+    // The socket stays open until the end of the connection.
     tokio::spawn(async move {
         let _kept = listener;
         std::future::pending::<()>().await;
@@ -78,7 +78,7 @@ async fn connected() -> (Channel, Channel) {
     (near, far)
 }
 
-/// Sizes of heads and data around the thresholds for copying, and larger than the windows.
+/// Sizes of heads and data around the thresholds for copying, and sizes above the windows.
 const SIZES: [(usize, usize); 11] = [
     (0, 0),
     (1, 0),
@@ -166,7 +166,7 @@ async fn a_breaker_ends_whoever_waits() {
     });
     breaker.trip();
     assert!(matches!(waiting.join().unwrap(), Err(LaneError::Closed)));
-    // The sender gets the error, however much data it sends.
+    // The sender gets the error, regardless of how much data it sends.
     let sending = thread::spawn(move || {
         let (clock, mut sink) = (
             StageClock::default(),
@@ -406,7 +406,7 @@ async fn clients_that_are_asked_back_come_again() {
     );
 }
 
-/// A client that dials an unneeded lane sends nothing on it.
+/// A client sends nothing on a lane that it has dialed but does not need.
 #[tokio::test]
 async fn a_connection_that_is_not_needed_is_told_from_a_failure() {
     let (host, user) = (Party::new(), Party::new());
@@ -455,8 +455,8 @@ async fn a_silent_port_is_given_up_and_may_be_tried_again() {
     dialer.close().await;
 }
 
-/// A port with two hosts in succession. The first host begins its answer to the first datagram and disappears, and the
-/// second one replaces it, like a host that is killed and restarted.
+/// A port with two hosts, one after the other. The first host begins to answer the first datagram and disappears. The
+/// second host replaces it, as if the host was killed and restarted.
 struct Succession {
     near: net::UdpSocket,
     first: SocketAddr,
@@ -507,8 +507,7 @@ impl Succession {
             if host == self.second {
                 self.near.send_to(&datagram[..bytes], client).await.unwrap();
             } else if !begun {
-                // The first packet in the datagram stays intact, so the client learns the id of its connection and
-                // nothing more.
+                // The first packet in the datagram stays intact, so the client learns only the ID of its connection.
                 datagram[bytes / 2] ^= 1;
                 self.near.send_to(&datagram[..bytes], client).await.unwrap();
                 begun = true;
@@ -517,7 +516,8 @@ impl Succession {
     }
 }
 
-/// The second host does not know the handshake with the first one, and does not answer it, not even with a reset.
+/// The second host does not know about the handshake with the first host. So it does not answer the packets of that
+/// handshake, not even with a reset.
 #[tokio::test]
 async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
     let (host, user) = (Party::new(), Party::new());
@@ -528,7 +528,7 @@ async fn a_host_that_is_started_again_amid_a_handshake_is_reached() {
     let (accepted_in, mut accepted) = mpsc::unbounded_channel();
     let second = Arc::new(second);
     tokio::spawn(async move {
-        // The rest of the first handshake may look like the beginning of another one.
+        // Later packets of the first handshake may look like the start of another one.
         while let Ok(incoming) = second.accept().await {
             let (second, accepted_in) = (Arc::clone(&second), accepted_in.clone());
             tokio::spawn(async move {

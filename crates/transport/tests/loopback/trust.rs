@@ -1,4 +1,4 @@
-//! Trust over real TLS on loopback: accepted peers and, above all, refused ones.
+//! Trust over real TLS on loopback: accepted peers and, above all, rejected ones.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -115,7 +115,7 @@ async fn both_sides_learn_the_other_key() {
     assert_eq!(suite, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
 }
 
-/// Version 9 and this version have only the name without a version in common. On such a connection, the host sends its
+/// This version and version 9 have only the name without a version in common. On such a connection, the host sends its
 /// greeting.
 #[tokio::test]
 async fn a_host_that_speaks_another_version_is_recognized() {
@@ -191,7 +191,7 @@ async fn server_sends_no_tickets() {
     let (client, server) = meet_tls(&acceptor, Some(key), &[PROTOCOL_NAME]).await;
     let mut client = client.unwrap();
     server.unwrap().shutdown().await.unwrap();
-    // After the end has been read, a ticket would have been counted.
+    // At the end of the stream, all tickets would have been counted.
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
     assert_eq!(client.get_ref().1.tls13_tickets_received(), 0);
 }
@@ -504,7 +504,7 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
     assert!(matches!(slow.unwrap_err(), AcceptError::TimedOut { .. }));
     assert!(good.is_ok() && accepted.is_ok());
 
-    // The kernel completes the TCP connection, and no process accepts it.
+    // The kernel completes the TCP connection, but no process accepts it.
     let error = user
         .dialer(port, HostPolicy::RefuseUnknown)
         .await
@@ -521,7 +521,7 @@ async fn silent_peers_time_out_and_hold_nobody_up() {
 
 #[tokio::test]
 async fn absent_and_vanishing_hosts_are_told_apart() {
-    // The port is reserved by the other socket, which does not listen.
+    // The other socket reserves the port but does not listen.
     let listener = TcpSocket::new_v4().unwrap();
     listener.set_reuseport(true).unwrap();
     listener.bind(([127, 0, 0, 1], 0).into()).unwrap();

@@ -22,11 +22,11 @@ use super::{Deadline, ResolvedHost};
 use crate::endpoint::Endpoint;
 use crate::error::{DialError, DialStage};
 
-/// Head start of an address over the next one.
+/// Head start of an address over the next one in the list.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Maximum time for one address to accept a TCP connection. With a shorter time, unreachable addresses would be given
-/// up sooner. With a longer time, more lost packets would be tolerated.
+/// Maximum time for one address to accept a TCP connection. A shorter time would skip unreachable addresses sooner. A
+/// longer time would tolerate more lost packets.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// A TCP connection and its round-trip time.
@@ -36,7 +36,7 @@ pub(crate) struct TcpConnected {
     pub(super) rtt: Duration,
 }
 
-/// The address of a host that all connections of a dialer use. The first address that answers is chosen.
+/// The address of a host that all connections of a dialer use. It is the first address that answers.
 #[derive(Clone, Debug)]
 pub(crate) struct ChosenAddress {
     pub(super) host: ResolvedHost,
@@ -64,8 +64,8 @@ impl ChosenAddress {
         }
     }
 
-    /// Runs `start` for the chosen address. If none is chosen yet, runs it for all addresses and chooses the first one
-    /// that answers.
+    /// Calls `start` for the chosen address. If none is chosen yet, calls it for all addresses and chooses the first
+    /// one that answers.
     pub(crate) async fn connect<T, F>(
         &self,
         start: impl Fn(SocketAddr) -> F,
@@ -145,7 +145,7 @@ where
     }
 }
 
-/// Returns the result of the next attempt that ends. Returns `None` if `others` attempts remain to be started and the
+/// Returns the result of the next attempt that ends. If `others` more attempts can be started, returns `None` when the
 /// head start ends before any result.
 async fn outcome<T: 'static>(
     running: &mut JoinSet<T>,
@@ -198,9 +198,9 @@ pub(super) async fn attempt(
     }
 }
 
-/// Returns the round-trip time of a connection that took the time `took` to establish. The kernel measured the round
-/// trip with the packets of the handshake. `took` ends only when this process gets a CPU, which on a busy host is
-/// milliseconds after the answer. With `took`, a short path would be mistaken for a long path and get too many lanes.
+/// Returns the round-trip time that the kernel measured in the TCP handshake. `took`, the time that this process has
+/// measured, is only the fallback. On a busy host, it includes milliseconds of waiting for a CPU. So a short path would
+/// look like a long one and get too many lanes.
 fn round_trip(socket: &TcpStream, took: Duration) -> Duration {
     let measured = tcp_info(socket).ok().and_then(|info| info.round_trip);
     // The kernel may have no measurement if the first packet was retransmitted.
@@ -235,8 +235,8 @@ mod tests {
         socket
     }
 
-    /// Connects to two addresses. `first` returns the result for the first address, and the second one answers
-    /// immediately. Returns the address that answered and the time that passed on a virtual clock.
+    /// Connects to two addresses. `first` returns the result for the first address. The second address answers
+    /// immediately. Returns the address that answered and the elapsed virtual time.
     async fn connect_after<F>(first: impl Fn() -> F) -> (SocketAddr, Duration)
     where
         F: Future<Output = Result<SocketAddr, DialError>> + Send + 'static,
@@ -279,7 +279,7 @@ mod tests {
         let refusing = refusing();
         let bad = refusing.local_addr().unwrap();
         assert_eq!(connect(&[bad, good]).await.unwrap().address, good);
-        // A listener with a full backlog drops further connections without an answer.
+        // A listener with a full backlog drops new connections without an answer.
         let silent = TcpSocket::new_v4().unwrap();
         silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let silent = silent.listen(0).unwrap();

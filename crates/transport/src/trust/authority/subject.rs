@@ -1,12 +1,12 @@
-//! The names in a certificate.
+//! Reads the names in a certificate.
 //!
 //! **Invariant:** if a certificate has two common names, this module returns none, because programs disagree on which
-//! of the two counts.
+//! one counts.
 
 use rustls_pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
 
-/// A certificate by any issuer, and the names that it contains.
+/// A certificate by any issuer, for reading its names.
 pub(in crate::trust) struct NamedCertificate<'a>(EndEntityCert<'a>);
 
 impl<'a> NamedCertificate<'a> {
@@ -17,7 +17,7 @@ impl<'a> NamedCertificate<'a> {
             .flatten()
     }
 
-    /// Returns the common name of the subject, if there is exactly one and it is text.
+    /// Returns the common name of the subject if the subject has exactly one and it is text.
     pub(in crate::trust) fn common_name(&self) -> Option<String> {
         only_common_name(self.0.subject())
     }
@@ -82,13 +82,13 @@ fn next<'a>(bytes: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     Some((tag, value))
 }
 
-/// Maximum size of a certificate whose names are read. A certificate with a hundred names has about 4 KiB.
+/// Maximum size in bytes of a certificate whose names are read. A certificate with a hundred names has about 4 KiB.
 const CERTIFICATE_BYTES_MAX: usize = 16 << 10;
 
 const SET: u8 = 0x31;
 const SEQUENCE: u8 = 0x30;
 const OBJECT_IDENTIFIER: u8 = 0x06;
-/// 2.5.4.3.
+/// The object identifier 2.5.4.3 (common name).
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 /// `UTF8String`, `PrintableString` and `IA5String`, all of which are valid UTF-8.
 const TEXT_TAGS: [u8; 3] = [0x0c, 0x13, 0x16];

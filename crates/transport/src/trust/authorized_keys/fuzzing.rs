@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::{line, parse_lines, render};
 
-/// Reads arbitrary bytes as a file. Checks that valid lines are preserved, and that a rewritten line has the same
-/// meaning.
+/// Reads arbitrary bytes as a file. Checks that valid lines are preserved, and that a formatted grant is parsed as the
+/// same grant.
 ///
 /// # Panics
 /// Panics if a check fails.

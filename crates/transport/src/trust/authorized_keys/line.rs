@@ -14,7 +14,7 @@ use std::{
 use super::{Access, Grant, Holder, Subject};
 use crate::trust::fingerprint::ParseFingerprintError;
 
-/// The fault of a grant, or of the line that should contain one.
+/// The fault of a grant, or of a line that should contain one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantFault {
@@ -67,7 +67,7 @@ pub enum GrantFault {
     },
 }
 
-/// The names of all fields after the first one.
+/// The names of all fields that may follow the first one.
 const FIELDS: [&str; 14] = [
     "name",
     "root",
@@ -90,8 +90,7 @@ pub(super) fn parse(line: &str) -> Result<Grant, GrantFault> {
     let mut fields = line.split_ascii_whitespace();
     let first = fields.next().unwrap_or_default();
     let mut fields = Fields(fields.collect());
-    // A misspelled field is reported as unknown. Otherwise the error would be that the correctly spelled field is
-    // missing.
+    // A misspelled field is reported as unknown. Otherwise, the error would be about the missing field.
     let is_unknown = |field: &&&str| !FIELDS.contains(&field.split('=').next().unwrap_or_default());
     if let Some(unknown) = fields.0.iter().find(is_unknown) {
         return Err(GrantFault::UnknownField((*unknown).into()));
@@ -175,7 +174,7 @@ fn render_holder(holder: &Holder) -> Vec<String> {
     fields
 }
 
-/// Checks the requirements for every grant, whether parsed or newly created.
+/// Checks the requirements for every grant, both parsed and new ones.
 pub(super) fn check(grant: &Grant) -> Result<(), GrantFault> {
     if grant.name.is_empty() || grant.name.chars().any(char::is_control) {
         return Err(GrantFault::Name);
@@ -244,7 +243,7 @@ impl<'a> Fields<'a> {
         self.one(name)?.map(parsed).transpose()
     }
 
-    /// Removes a field without a value. Returns whether the field was present.
+    /// Removes a flag, which is a field without a value. Returns whether it was present.
     fn has(&mut self, name: &str) -> Result<bool, GrantFault> {
         match self.0.extract_if(.., |field| *field == name).count() {
             0 => Ok(false),

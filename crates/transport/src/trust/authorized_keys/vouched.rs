@@ -1,8 +1,8 @@
 //! Finds the grants of holders whose certificates were issued by an authority in the list.
 //!
-//! This code runs for every unknown peer, so its work per peer is bounded. The lines for the names in a certificate are
-//! looked up in an index. Each authority in these lines checks the certificate only once, with revocation lists that
-//! have already been parsed.
+//! This code runs for every unknown peer, so its work per peer is bounded. An index finds the lines for the names in a
+//! certificate. Each authority in these lines checks the certificate only once, with revocation lists that have already
+//! been parsed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -45,7 +45,7 @@ struct VouchedLine {
     authority: usize,
 }
 
-/// Maximum number of lines checked for one certificate. Further lines in the list are ignored.
+/// Maximum number of lines that are checked for one certificate. Further lines in the list are ignored.
 const LINES_MAX: usize = 64;
 
 impl Vouchers {

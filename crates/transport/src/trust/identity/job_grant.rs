@@ -1,7 +1,6 @@
-//! The grants for the nodes of a job. The head of the job (the node that leads it) signs a grant, and a node presents
-//! it.
+//! The grants for the nodes of a job. The head (the node that leads the job) signs a grant, and a node presents it.
 //!
-//! **Invariant:** a signed grant cannot be mistaken for any other text that is signed here.
+//! **Invariant:** a signed grant cannot be mistaken for any other text that this key signs.
 
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use crate::channel::Claim;
 const CONTEXT: &[u8] = b"zmove job grant v1\0";
 
 impl Identity {
-    /// Signs a grant. The result includes this key's certificates, including those issued by an authority.
+    /// Signs a grant. The result includes all certificates of this key.
     ///
     /// # Errors
     ///
@@ -37,7 +36,7 @@ impl Identity {
         })
     }
 
-    /// Returns the same key, with this grant presented in addition to its certificates.
+    /// Returns the same key. It presents this grant in addition to its certificates.
     #[must_use]
     pub fn with_job_grant(&self, grant: &SignedJobGrant) -> Self {
         let mut chain = self.certified.cert.clone();

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::{Endpoint, parse, parse_line};
 
-/// Reads arbitrary bytes as a file. Checks that each host in it is found again by its name, and that its rewritten line
-/// can be parsed.
+/// Reads arbitrary bytes as a file. Checks that each host in it can be looked up by its name, and that its formatted
+/// line can be parsed.
 ///
 /// # Panics
 /// Panics if a check fails.
