@@ -60,7 +60,7 @@ pub(crate) async fn run(
         error = stop => Err(error),
     };
     if ended.is_err() {
-        // Setting the flag makes the threads stop waiting for an echo and stop watching jobs.
+        // The flag makes the threads stop waiting for echoes and stop watching jobs.
         stopping.store(true, Ordering::Relaxed);
         drop(kept);
         if !cleaning.is_finished() {
@@ -71,7 +71,7 @@ pub(crate) async fn run(
     ended.map(|()| report)
 }
 
-/// Opens the tree of a target, which must exist.
+/// Opens the tree of an existing target.
 fn target_tree(open: &Open, access: &WriteAccess) -> Result<Tree, Refusal> {
     let seen = InspectedTarget::inspect(open, access)?;
     let why = if seen.is_closed {

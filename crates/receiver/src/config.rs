@@ -19,13 +19,13 @@ use crate::session::leases::target_sessions::TargetSessions;
 
 /// A listener that is notified of each regular file that is renamed into place.
 pub trait NamedFiles: std::fmt::Debug + Send + Sync {
-    /// Reports the source path and the root hash of a file that was renamed into place.
+    /// Handles the source path and the root hash of a file that was renamed into place.
     ///
     /// Called before the sender is notified. Must not block.
     fn named(&self, path: RelPath, root: Root);
 }
 
-/// A directory whose storage is to be measured, and the settings that transfers use for that storage.
+/// A directory for measuring the storage, with the settings that transfers use for that storage.
 #[derive(Debug)]
 pub struct SweepTarget {
     /// The open directory.
@@ -40,8 +40,8 @@ pub struct SweepTarget {
     pub direct: Direct,
 }
 
-/// The type of a function that measures storage within the limits of the [`SweepOrder`]. The function stops when the
-/// flag is set, and removes everything that it has written.
+/// A function that measures storage within the limits of the [`SweepOrder`]. It stops when the flag is set, and removes
+/// everything that it has written.
 pub type MeasureStorage = fn(SweepTarget, SweepOrder, &AtomicBool) -> Swept;
 
 /// Configuration of one receiving session.
@@ -49,17 +49,18 @@ pub type MeasureStorage = fn(SweepTarget, SweepOrder, &AtomicBool) -> Swept;
 pub struct ReceiverConfig {
     /// Number of writer threads. Default: the number of cores, at least 2 and at most 8.
     ///
-    /// More writers help storage that needs many requests in flight. A writer uses no additional buffers.
+    /// More writers increase the rate of storage that needs many requests in flight. They use no additional buffers.
     pub writers: usize,
     /// Number of buffers between lanes and writers, each for one group (4 MiB). Default: 32.
     ///
-    /// With more than 24 lanes, the number grows to the number of lanes plus 8, up to [`memory_max`](Self::memory_max).
+    /// With more than 24 lanes, the number of buffers is the number of lanes plus 8, but at most
+    /// [`memory_max`](Self::memory_max).
     pub buffers_max: usize,
     /// Maximum number of buffers for any number of lanes. Default: 72, which is 288 MiB.
     pub memory_max: usize,
     /// Maximum number of lanes of one transfer. Default: 64.
     pub lanes_max: u16,
-    /// Whether a daemon accepts unencrypted lanes from senders that request them. Default: no; such transfers are
+    /// Whether a daemon accepts unencrypted lanes from senders that request them. Default: no, so such transfers are
     /// refused.
     pub allow_clear: bool,
     /// Directory for the journals of unfinished large files, from which a later transfer can resume. Default: none, so
@@ -73,25 +74,24 @@ pub struct ReceiverConfig {
     pub direct: Direct,
     /// Measurements of target storage from earlier transfers. Default: empty, and new measurements are discarded.
     pub storage: ThreadCountCache,
-    /// The function that measures the target's storage for a probe. Default: none; the probe reports that it is
-    /// missing.
+    /// The function that measures the target's storage for a probe. Default: none. The probe then reports that no
+    /// function exists.
     pub measure_storage: Option<MeasureStorage>,
-    /// Permissions of the sender. Default: those of this process, except that it may not set owners.
+    /// Permissions of the sender. Default: the permissions of this process, except that the sender may not set owners.
     pub rights: Rights,
     /// Mapping of user and group names to this host's IDs. Default: an empty mapping, so numeric IDs are used.
     pub accounts: Arc<dyn Accounts>,
     /// Registry of this process's sessions by target. Default: a new registry that only clones of this configuration
     /// share.
     pub target_sessions: TargetSessions,
-    /// The quota against which the session's memory, descriptors and threads are charged. Default: a separate quota
-    /// with the default limits.
+    /// The quota that is charged for the session's memory, descriptors and threads. Default: a separate quota with the
+    /// default limits.
     pub quota: Quota,
     /// Names that the sender may use as the first component of a path in the target. Default: any name.
     pub top_names: TopNames,
-    /// List of files that a verification compares with the source instead of a target. Default: none; the target is
-    /// used.
+    /// The list of files that a verification compares with the source instead of the target. Default: none.
     pub listed: Option<Arc<ListedFiles>>,
-    /// The grants by which the peer may open a transfer. Default: none; only the peer's own permissions apply.
+    /// The grants by which the peer may open a transfer. Default: none, so only the peer's own permissions apply.
     pub grants: Option<Arc<dyn Grants>>,
     /// Limit on the data and entries that the transfer may store. Default: none.
     pub allowance: Option<Arc<Allowance>>,

@@ -15,13 +15,13 @@ pub enum SessionError {
     /// The receiver is shutting down.
     #[error("the receiver is shutting down")]
     Stopping,
-    /// The operator of this host has ended the transfer. The peer is sent the reason.
+    /// The operator of this host has ended the transfer. The peer is informed of the reason.
     #[error("{}", .0.text)]
     CutOff(Refusal),
     /// The sender has started a new session for the same run.
     #[error("the sender restarted the session over new connections")]
     Superseded,
-    /// The peer violated the protocol.
+    /// The peer has violated the protocol.
     #[error("the sender broke the protocol: {0}")]
     PeerMisbehaved(#[from] WireError),
     /// The control connection ended.
@@ -30,13 +30,13 @@ pub enum SessionError {
     /// A lane failed during the transfer.
     #[error("{0}")]
     Lane(#[from] LaneError),
-    /// The transfer was refused. The peer was sent the reason.
+    /// The transfer was refused. The peer was informed of the reason.
     #[error("refused: {}", .0.text)]
     Refused(Refusal),
     /// The target could not be flushed.
     #[error("flush the target: {0}")]
     Flush(#[source] io::Error),
-    /// The peer opened a connection and did not send its opening in time.
+    /// The peer has opened a connection but has not sent its opening in time.
     #[error("the sender did not send its request in time")]
     Silent,
     /// A probe exceeded its time limit.
@@ -57,12 +57,12 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Returns the error for a message that the peer may not send at this point.
+    /// Returns the error for a message that the peer may not send in the current state.
     pub(crate) const fn out_of_order(what: &'static str) -> Self {
         Self::PeerMisbehaved(WireError::OutOfOrder { what })
     }
 
-    /// Returns whether connections were lost, so that another session may succeed.
+    /// Returns whether a connection was lost, so that another session may succeed.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -73,7 +73,7 @@ impl SessionError {
         }
     }
 
-    /// Returns a one-word name of the kind of error, for metrics.
+    /// Returns a one-word name of the error's kind, for metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

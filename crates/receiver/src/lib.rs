@@ -1,8 +1,8 @@
 //! The receiving side of a transfer: verifies, stores and commits incoming data, and reports the results to the sender.
 //!
 //! [`run_session`] receives one transfer over any control connection and any lanes. **Invariant:** data is stored only
-//! if its hash matches the hash that the sender sent. Only `session/verify.rs` creates values of the types for verified
-//! data, and the writers accept no other data. A file is renamed into place only when all its groups have been stored.
+//! if its hash matches the sender's hash. Only `session/verify.rs` creates values of the types for verified data, and
+//! writers accept only these types. A file is renamed into place only when all its groups have been stored.
 
 mod cleaning;
 mod comparison;

@@ -1,7 +1,7 @@
 //! Counters of a transfer at a daemon: the amount of data moved, and the current state.
 //!
-//! **Invariant:** a thread that moves data updates counters without taking a lock. Each transfer has its own meter of
-//! relaxed atomics, and the daemon adds the meters up when it reads them.
+//! **Invariant:** a thread that moves data updates counters without a lock. Each transfer has its own meter of relaxed
+//! atomics. The daemon adds up the meters when it reads them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ pub struct TransferMeter {
     named_bytes: AtomicCounter,
     sent_bytes: AtomicCounter,
     sent_files: AtomicCounter,
-    /// Files found by the scan so far. Set if the sender runs on this side or reports them.
+    /// Files found by the scan so far. Set if the sender runs in this process or reports them.
     found: Lock<Option<FoundSoFar>>,
     lanes: AtomicUsize,
     queued: AtomicUsize,
@@ -64,42 +64,42 @@ pub struct Failures {
     pub operation: Operation,
     /// The cause.
     pub code: FaultCode,
-    /// The number of entries.
+    /// Number of entries.
     pub count: u64,
-    /// The path of one of these entries, if known.
+    /// Path of one of these entries, if known.
     pub first: Option<RelPath>,
 }
 
-/// Maximum number of combinations of operation and cause that one transfer counts separately. Failures with further
+/// Maximum number of combinations of operation and cause that one transfer counts separately. Failures with other
 /// combinations are added to the last one.
 const FAILURES_MAX: usize = 64;
 
 impl TransferMeter {
-    /// Bytes of file contents received.
+    /// Returns the bytes of file contents received.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// Bytes received of frames that are still incomplete. This value rises and falls.
+    /// Returns the received bytes of frames that are still incomplete. The value can increase and decrease.
     #[must_use]
     pub fn partial_frame_bytes(&self) -> u64 {
         self.receive.bytes_in_progress()
     }
 
-    /// Regular files that were renamed into place.
+    /// Returns the number of regular files that were renamed into place.
     #[must_use]
     pub fn files(&self) -> u64 {
         self.files.get()
     }
 
-    /// Bytes of filler received; `None` unless the transfer is a probe.
+    /// Returns the bytes of filler received, or `None` if the transfer is not a probe.
     #[must_use]
     pub fn probed(&self) -> Option<u64> {
         self.probed.get().map(AtomicCounter::get)
     }
 
-    /// The target that the sender requested; `None` until its opening has been read.
+    /// Returns the target that the sender requested, or `None` before its opening was read.
     #[must_use]
     pub fn target(&self) -> Option<&[u8]> {
         self.target.get().map(Vec::as_slice)
@@ -107,7 +107,7 @@ impl TransferMeter {
 
     /// Records the target that the sender requested.
     pub fn set_target(&self, target: &[u8]) {
-        // A session is opened only once, so the cell is still empty.
+        // A session is opened only once, so the cell is empty.
         let _first = self.target.set(target.to_vec());
     }
 
@@ -127,7 +127,7 @@ impl TransferMeter {
         self.change_failures(operation, code, |failures| failures.count += 1);
     }
 
-    /// Records the path of a failed entry. The entry itself is counted later, when the sender is notified.
+    /// Records the path of a failed entry. The entry is counted later, when the sender is notified.
     pub(crate) fn failed_at(
         &self,
         operation: Operation,
@@ -203,7 +203,7 @@ impl TransferMeter {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns whether any work is waiting for a writer.
+    /// Returns whether any work is queued for a writer.
     pub(crate) fn has_queued(&self) -> bool {
         self.queued.load(Ordering::Relaxed) > 0
     }
@@ -212,7 +212,7 @@ impl TransferMeter {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts an event of a sender on this side.
+    /// Counts an event of a sender in this process.
     pub fn record_event(&self, event: &Event) {
         match event {
             Event::Found { files, bytes } => {
@@ -245,7 +245,7 @@ impl TransferMeter {
         *self.found.lock() = Some(found);
     }
 
-    /// Files found by the scan so far. `None` if neither a sender on this side nor a remote sender has reported any.
+    /// Returns the files found by the scan so far, or `None` if no sender has reported any.
     #[must_use]
     pub fn found(&self) -> Option<FoundSoFar> {
         *self.found.lock()
@@ -270,7 +270,7 @@ impl TransferMeter {
 }
 
 impl MeterReading {
-    /// Returns the sums of both readings.
+    /// Returns the sum of both readings.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         Self {

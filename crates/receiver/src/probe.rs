@@ -1,6 +1,6 @@
 //! A session that measures the path: data from lanes is verified, counted and discarded.
 //!
-//! **Invariant:** nothing that is received is stored, and everything that a sweep writes is removed. Time and bytes are
+//! **Invariant:** no received data is stored, and everything that a sweep writes is removed. Time and bytes are
 //! limited. When [`run`] returns, the threads and tasks that it started have ended.
 
 use std::ffi::OsStr;
@@ -100,7 +100,7 @@ struct Probe {
     reports: Reports,
     outcomes: mpsc::Receiver<ChargedReport>,
     lanes_max: usize,
-    /// Samples to take when a certain number of lanes have ended, each with that number.
+    /// Requested samples that wait until a certain number of lanes have ended, each with that number.
     waiting: Vec<(u64, u32)>,
     sweeping: Sweeping,
 }
@@ -233,7 +233,7 @@ impl ProbeTally {
             let frame = match source.receive(&self.pool, &mut watch) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return Ok(()),
-                // While the probe is stopping, a broken lane is not an error.
+                // A broken lane is not an error while the probe is stopping.
                 Err(_) if self.stopping.load(Ordering::Relaxed) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };

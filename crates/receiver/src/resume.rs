@@ -1,5 +1,5 @@
-//! The state of an interrupted transfer from which a later one resumes: parts of large files, and the journals that
-//! record them.
+//! The state from which a transfer resumes after an interruption: parts of large files, and the journals that record
+//! them.
 
 pub mod journal;
 pub(crate) mod parts;

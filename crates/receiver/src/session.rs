@@ -1,7 +1,7 @@
 //! One session of a receiver: its control connection, and the threads that it starts and stops.
 //!
-//! **Invariant:** when [`run_session`] returns, all threads of the session have ended, whether or not the transfer
-//! succeeded. The only temporary files left are the parts of large files that a journal lists.
+//! **Invariant:** when [`run_session`] returns, all threads of the session have ended, whether or not the transfer has
+//! succeeded. The only remaining temporary files are parts of large files that a journal lists.
 
 pub(crate) mod connections;
 pub(crate) mod finish;
@@ -57,13 +57,13 @@ pub struct Session {
     pub opening: Opening,
     /// Lanes, in the order in which they are established.
     pub lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    /// If this side dialed: a notification for each lane that could not be established.
+    /// If this side has dialed: a notification for each lane that could not be established.
     pub failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
     /// Whether the sender runs in this process.
     pub sender: SenderLocation,
     /// Access to the state of the control connection.
     pub connection: PathProbe,
-    /// The leases of the runs that the peer has in progress at this receiver.
+    /// The leases of the runs of which the peer has transfers in progress at this receiver.
     pub run_leases: RunLeases,
     /// The configuration of the session.
     pub config: ReceiverConfig,
@@ -91,16 +91,16 @@ impl Session {
     }
 }
 
-/// Receives one transfer. If `stop` resolves first, the session ends with the error to which it resolved.
+/// Receives one transfer. If `stop` resolves first, the session ends with that error.
 ///
 /// # Errors
-/// [`SessionError`] if the transfer did not complete. Everything committed before that stays at the target, complete
-/// and verified.
+/// [`SessionError`] if the transfer did not complete. Files that were committed before that stay at the target,
+/// complete and verified.
 pub async fn run_session(
     session: Session,
     stop: impl Future<Output = SessionError>,
 ) -> Result<SessionReport, SessionError> {
-    // Box the future, so that a caller's future does not contain the state of a whole session.
+    // The future is boxed, so that a caller's future does not contain the state of a whole session.
     Box::pin(run(session, stop)).await
 }
 
@@ -176,12 +176,12 @@ struct BegunSession {
     /// Memory reserved for the opening's rules until the session ends.
     rules_held: Charge,
     lease: RunLease,
-    /// The settings of the session, including the permissions from the grant, if the opening names one.
+    /// The settings of the session, including the permissions from the grant if the opening uses one.
     config: ReceiverConfig,
 }
 
-/// Greets the peer, reads its opening, acquires the lease of its run and determines its permissions. The memory of
-/// messages is charged against the quota in `booked_on`.
+/// Greets the peer, reads its opening, acquires the lease of its run and determines its permissions. The quota in
+/// `booked_on` is charged for the memory of messages.
 async fn begin(
     connections: &mut Connections,
     transfer: TransferId,
@@ -197,8 +197,8 @@ async fn begin(
     charge_rules(&open.protected, &mut rules_held)?;
     config.meter.set_target(&open.target);
     let lease = run_leases.acquire(open.run).await;
-    // Acquire the lease before taking up the grant. The previous session has then recorded everything that it stored
-    // under the grant.
+    // The lease is acquired before the grant is redeemed, so that the previous session has recorded everything that it
+    // stored under the grant.
     let taken_up = take_up(&config, &open).await;
     if let Some(grant) = taken_up.map_err(SessionError::Refused)? {
         config = by_grant(config, grant);
@@ -225,7 +225,7 @@ async fn begin(
     })
 }
 
-/// A session whose opening has been read and is within the peer's permissions.
+/// A session whose opening was read and is within the peer's permissions.
 struct OpenedSession {
     transfer: TransferId,
     connections: Connections,
@@ -235,10 +235,10 @@ struct OpenedSession {
     kept: KeptLease,
 }
 
-/// Runs the session that the opening's intent requests.
+/// Runs the kind of session that the opening's intent requests.
 ///
-/// Only [`Intent::Write`] leads to code that creates visible names at the target. [`Intent::Clean`] removes hidden
-/// names, and the sweep of a probe works in its own hidden directory.
+/// Only code for [`Intent::Write`] creates visible names at the target. [`Intent::Clean`] removes hidden names, and the
+/// sweep of a probe works in its own hidden directory.
 async fn serve(
     session: OpenedSession,
     config: ReceiverConfig,
@@ -269,7 +269,7 @@ async fn receive(
     let Rights { access, owner, .. } = &config.rights;
     let path = access.path_of(&session.open.target);
     let sessions = config.target_sessions.clone();
-    // Dropping this value lets the sessions that wait for this session continue.
+    // Dropping this value lets sessions that wait for this one continue.
     let working = sessions.begin(owner, path, &session.kept).await;
     let stop = async {
         tokio::select! {
@@ -333,8 +333,8 @@ async fn receive_files(
         Err(error) => return Err(connections.refuse(error).await),
     };
     let mut running = RunningSession::new(connections, outcomes, transfer, threads, &open, config);
-    // Move `kept` here, so that it is dropped before the transfer. After that, code that drops files does not wait for
-    // an echo of the sender.
+    // `kept` is moved here, so that it is dropped before the transfer. After that, code that drops files does not wait
+    // for an echo of the sender.
     let kept = kept;
     let ended = tokio::select! {
         ended = running.drive(cpu_time()) => ended,
@@ -349,16 +349,15 @@ async fn receive_files(
             .into_iter()
             .for_each(|grants| grants.ended(meter.stored_total()));
     };
-    // A panic has already been reported. If the task panicked, some measurements are not recorded.
+    // A panic has already been reported. It only means that some measurements are not stored.
     let _best_effort = tokio::task::spawn_blocking(remember).await;
     ended
 }
 
-/// Opens the target, and reports the reason for any wait to the sender.
+/// Opens the target. While it waits, reports the reason to the sender.
 ///
-/// If `stop` resolves, the lease ends, so that threads waiting for an echo of the sender continue. The function still
-/// waits until the opening of the target has been abandoned, because the next session may begin as soon as this
-/// function has returned.
+/// If `stop` resolves, this function ends the lease, so that threads stop waiting for an echo of the sender. It returns
+/// only after the threads have stopped opening the target, because the next session may begin as soon as it returns.
 async fn open_target(
     connections: &mut Connections,
     open: Open,
@@ -392,8 +391,8 @@ async fn open_target(
     }
 }
 
-/// Unlocks the journals of a transfer when it is dropped. This matters if the session is dropped before it has ended,
-/// because its threads may hang and keep the locks.
+/// Unlocks the journals of a transfer on drop. This is needed if the session is dropped before it has ended, because
+/// its threads may hang and keep the locks.
 struct UnlockJournals(Weak<Transfer>);
 
 impl Drop for UnlockJournals {
@@ -406,8 +405,8 @@ impl Drop for UnlockJournals {
 
 /// Interval at which a waiting session checks whether its sender has disconnected.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Maximum number of outcomes queued for a peer that does not read its control connection. Beyond that, the writers
-/// wait.
+/// Maximum number of outcomes that are queued for a peer that does not read its control connection. At this limit, the
+/// writers wait.
 const OUTCOMES_WAITING_MAX: usize = 4096;
 
 #[cfg(test)]

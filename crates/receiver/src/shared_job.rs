@@ -8,9 +8,9 @@
 //! | no host knows who has written which groups | each session has a journal in the job's directory, and all read it |
 //! | two receivers rename a large file into place | both rename the same inode, and a marker replaces the hidden file |
 //!
-//! **Invariant:** every record of a journal stays true, whatever happens to its writer later. A group counts as
-//! received once its writer has flushed it, and a file is committed once all of its groups count. A truncated journal
-//! contains fewer records, but no wrong ones.
+//! **Invariant:** every record of a journal stays true, regardless of the fate of its writer. A group counts as
+//! received after its writer has flushed it, and a file is committed after all of its groups count. A truncated
+//! journal contains fewer records, but no wrong ones.
 //!
 //! Options for which this cannot be guaranteed are refused: changing or removing existing entries (`--inplace`,
 //! `--delete`, metadata only), using old versions, and reading files back.
@@ -40,7 +40,7 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::transfer::Transfer;
 
 impl SharedJobSession {
-    /// Executes an order (a request from the node that leads the job).
+    /// Executes an order (a request of the sender).
     ///
     /// # Errors
     /// Returns an error if the order is malformed or not allowed in this state.
@@ -64,8 +64,8 @@ impl SharedJobSession {
             SharedJobOrder::SetDirectories { head } => {
                 let batch = Batch::decode(&head, 0)?;
                 transfer.top_names.check_batch(&batch)?;
-                // The order may run longer than its session and the job. Check before each directory that the job has
-                // not ended.
+                // The order may run longer than its session and the job, so each directory requires a check that the
+                // job has not ended.
                 set_directories(transfer, directories(batch)?, || {
                     self.check(Operation::SetMetadata)
                 })
@@ -79,12 +79,12 @@ impl SharedJobSession {
         }))
     }
 
-    /// Publishes and flushes every entry that was reported to the sender as stored. Returns the metadata that could not
-    /// be preserved since the last call.
+    /// Publishes and flushes every entry that was reported to the sender as stored. Returns the metadata that was not
+    /// preserved since the last call.
     fn settle(&self, transfer: &Transfer) -> Result<Vec<NotKept>, Failure> {
         let flushed = self.flush(transfer);
-        // The flush may have failed only because the job has ended. In that case, report the end of the job instead of
-        // the failed flush, because other receivers do the work.
+        // If the flush has failed because the job has ended, the end of the job is reported instead. In that case,
+        // other receivers have done the work.
         self.check(Operation::Rename)?;
         flushed?;
         Ok(transfer.target.view.policy.take_counts())
@@ -110,16 +110,16 @@ impl SharedJobSession {
         transfer.publisher.wait_until_placed();
         publish_all(transfer);
         self.flush_parts(transfer)?;
-        // Forget the directories of this session. The sender sets the modes and times of all directories at the end of
-        // the job, with a separate order.
+        // The directories of this session are forgotten. The sender sets the modes and times of all directories with a
+        // separate order at the end of the job.
         drop(transfer.target.directories.take());
         flush_file_systems(transfer).map_err(with_operation(Operation::Flush))?;
         *covered = asked;
         Ok(())
     }
 
-    /// Flushes the data written to parts (the temporary files that hold received groups of large files). From then on,
-    /// these groups count as received.
+    /// Flushes the data of parts (temporary files that hold received groups of large files). After that, these groups
+    /// count as received.
     fn flush_parts(&self, transfer: &Transfer) -> Result<(), Failure> {
         let Some(shared) = &transfer.parts.shared else {
             return Ok(());
@@ -130,8 +130,8 @@ impl SharedJobSession {
     }
 
     fn close(&self, transfer: &Transfer) -> Result<(), Failure> {
-        // The file that marks the end of the job needs some space. On a full file system, only the space reserved for
-        // the journal may be left.
+        // The file that marks the end of the job needs some space. On a full file system, only the journal's
+        // preallocated space may be left.
         transfer.parts.release_allocation();
         if let Some(heartbeat_writer) = &self.heartbeat_writer {
             heartbeat_writer.stop();
@@ -145,8 +145,8 @@ impl SharedJobSession {
     }
 }
 
-/// Flushes all data that this host has written to the target. The kernel reports a failed write-back only once. After a
-/// failed flush, files written earlier are therefore checked before they are renamed into place, and groups written
+/// Flushes all data that this host has written to the target. The kernel reports a failed write-back only once. So
+/// after a failed flush, files written earlier are checked before they are renamed into place, and groups written
 /// earlier no longer count as received.
 pub(crate) fn flush_file_systems(transfer: &Transfer) -> io::Result<()> {
     let flushed = transfer.target.file_systems.flush_without_timeout();
@@ -158,13 +158,14 @@ pub(crate) fn flush_file_systems(transfer: &Transfer) -> io::Result<()> {
 
 /// A directory whose mode and time are to be set.
 struct DirectoryMetadata {
-    /// Number of the directory's entry in the batch.
+    /// Index of the directory's entry in the batch.
     entry: u32,
     path: RelPath,
     metadata: Metadata,
 }
 
-/// Sets the mode and time of directories, deepest first. Calls `check` before each directory and stops if it fails.
+/// Sets the mode and time of directories, the deepest first. Calls `check` before each directory and stops if `check`
+/// fails.
 fn set_directories(
     transfer: &Transfer,
     mut directories: Vec<DirectoryMetadata>,

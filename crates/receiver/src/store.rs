@@ -1,4 +1,4 @@
-//! Storing received data: writing it, flushing it, and renaming it into place.
+//! Storing received data: writing, flushing, and renaming into place.
 
 pub(crate) mod failure;
 pub(crate) mod in_place;

@@ -1,11 +1,11 @@
-//! Work shared by several threads.
+//! Work that several threads share.
 
 use std::thread;
 
 /// Runs `work` on this thread and on one additional thread for each of `helpers`, and returns all results.
 ///
-/// Each call of `work` runs until no work is left. If a thread cannot be started, the remaining helpers are not used. A
-/// helper is dropped when its thread ends.
+/// Each call of `work` runs until no work is left. If a thread cannot be started, the remaining helpers are not used.
+/// Each helper is dropped when its thread ends.
 pub(crate) fn run_on_several<T: Send, Helper: Send>(
     name: &str,
     helpers: impl Iterator<Item = Helper>,

@@ -1,8 +1,7 @@
-//! The scan of the tree for a cleanup, and the watch over the shared jobs that the scan finds.
+//! The cleanup of a tree: scans the tree for leftovers, and watches the shared jobs that it finds.
 //!
-//! Like a push, the scan enters all directories of the tree except those with hidden names, and it crosses mount
-//! points. The scan recognizes the hidden names of leftovers by the same rules as a push. After the scan, all jobs are
-//! watched at the same time.
+//! Like a push, the scan enters all directories of the tree except hidden ones, crosses mount points, and recognizes
+//! the hidden names of leftovers. After the scan, all jobs are watched at the same time.
 //!
 //! **Invariant:** a cleanup removes only entries whose creator has ended, parts whose retention period is over, and
 //! directories of dead jobs of this user. It follows no links. Each removal takes a permit.
@@ -40,21 +39,21 @@ pub(super) struct Cleaner {
     quota: Quota,
     stopping: Arc<AtomicBool>,
     messages: Sender<ToSender>,
-    /// Directories that the scan must still enter. The newest directory is entered first, which keeps this list short.
+    /// Directories that the scan has not entered yet. The newest directory is entered first, which keeps the list
+    /// short.
     pending: Lock<Vec<(RelPath, Charge)>>,
     /// The jobs that were found, with the directories that contain them.
     jobs: Lock<Vec<(RelPath, SharedJobId, Charge)>>,
-    /// Parts of running transfers. They are read from the journals when the scan finds the first part.
+    /// Parts that running transfers use. They are read from the journals when the scan finds the first part.
     in_use: OnceLock<PartsInUse>,
 }
 
-/// The inodes and birth times of the parts of running transfers; `None` if the journals cannot be read.
+/// The inodes and birth times of the parts that running transfers use, or `None` if the journals cannot be read.
 type PartsInUse = Option<HashSet<(u64, Timestamp)>>;
 
-/// Memory for a remembered path, in addition to its bytes.
+/// Memory for each path in these lists, in addition to its bytes.
 const KEPT_BYTES: usize = 128;
-/// Maximum number of directories below a leftover that wait to be measured. Further directories are not measured, and
-/// their sizes are not counted.
+/// Maximum number of directories below a leftover that are queued for measuring. Further directories are not measured.
 const MEASURED_MAX: usize = 65_536;
 /// The unit of `stx_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
@@ -152,7 +151,7 @@ impl Cleaner {
         self.remove(directory, name, kind, bytes);
     }
 
-    /// Reports a part from which a transfer may resume, or removes it if its retention period is over.
+    /// Reports a part from which a transfer may resume. Removes a part if its retention period is over.
     fn clean_part(&self, directory: &RelPath, parent: BorrowedFd<'_>, name: &Name) {
         let Some((path, stat)) = find(directory, parent, name) else {
             return;
@@ -163,7 +162,7 @@ impl Cleaner {
         let changed = u64::try_from(stat.stx_ctime.tv_sec).unwrap_or(0);
         let until = Duration::from_secs(changed).saturating_add(self.parts_kept);
         let is_kept = unix_now() < until;
-        // A running transfer may just have taken over this old part, so read the journals again.
+        // A transfer may have just taken over this old part, so the journals are read again.
         let anew = (!is_kept).then(|| self.find_parts_in_use());
         let in_use = anew
             .as_ref()
@@ -223,7 +222,7 @@ impl Cleaner {
         let began = Instant::now();
         let mut watched = Vec::new();
         for (path, job, booked) in std::mem::take(&mut *self.jobs.lock()) {
-            // If the parent directory no longer exists, neither does the job.
+            // If the parent directory no longer exists, the job does not exist either.
             let parent = self.tree.open_directory(&path);
             let job = parent
                 .ok()
@@ -248,7 +247,7 @@ impl Cleaner {
         }
     }
 
-    /// Checks a job again. Returns whether it is still unknown if the job is alive.
+    /// Checks a job again. Returns whether its state is still unknown.
     fn is_unclear(&self, directory: &RelPath, job: &mut WatchedJob) -> bool {
         if self.stopping.load(Ordering::Relaxed) {
             return true;
@@ -324,7 +323,7 @@ impl Cleaner {
         {
             let opened = self.tree.open_directory(&path);
             let entries = opened.and_then(|opened| Ok((list_directory(&opened)?, opened)));
-            // Entries that cannot be inspected are not counted.
+            // Entries whose metadata cannot be read are not counted.
             let Ok((entries, directory)) = entries else {
                 continue;
             };
@@ -363,13 +362,13 @@ impl Cleaner {
     }
 }
 
-/// Returns whether an error means that a directory no longer exists, or that its name now belongs to something else.
+/// Returns whether an error means that a directory no longer exists, or that its name belongs to another kind of entry.
 fn is_gone(error: &io::Error) -> bool {
     let is_other = [Errno::LOOP, Errno::NOTDIR].map(Some);
     error.kind() == io::ErrorKind::NotFound || is_other.contains(&Errno::from_io_error(error))
 }
 
-/// Returns the path and status of an entry that still exists.
+/// Returns the path and status of an entry, if it still exists.
 fn find(path: &RelPath, directory: BorrowedFd<'_>, name: &Name) -> Option<(RelPath, Statx)> {
     path.join(name).ok().zip(stat_entry(directory, name).ok())
 }
@@ -388,7 +387,7 @@ fn form(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// Returns the name of an entry; `None` for `.` and `..`.
+/// Returns the name of an entry, or `None` for `.` and `..`.
 fn name_of(entry: &DirEntry) -> Option<Name> {
     Name::from_bytes(entry.file_name().to_bytes()).ok()
 }

@@ -1,20 +1,20 @@
 //! Compares entries of the source with those at the target.
 //!
-//! Sessions that write and sessions that inspect use the same [`Comparator`], so a dry run and a verification judge a
-//! file exactly as a push does. In a push, [`send`] acts on the verdicts: it sets metadata, claims parts of earlier
-//! transfers, and remembers the files whose contents it compares. In an inspection, [`inspection`] opens directories
+//! Sessions that write and sessions that inspect use the same [`Comparator`], so a dry run and a verification compare
+//! files exactly as a push does. In a push, [`send`] acts on the verdicts: it sets metadata, claims parts of earlier
+//! transfers, and remembers files whose contents are compared. In an inspection, [`inspection`] opens directories
 //! without changing them.
 //!
-//! A file is equal if it is a regular file of the same size whose modification time equals the source's modification
-//! time, as far as the target's file system can store that time. With `--checksum`, the BLAKE3 hash decides instead of
-//! the time, and the sender compares the hash with its own.
+//! A file at the target is equal if it is a regular file of the same size and modification time. Times are compared
+//! with the resolution and range of the target's file system. With `--checksum`, the BLAKE3 hash decides instead of the
+//! time, and the sender compares the hashes.
 //!
-//! With `--update` and `--ignore-existing`, an existing file may stay regardless of its contents. The receiver applies
-//! both options here, when files arrive that were sent without asking, when links and directories are placed, and again
-//! when a file is renamed into place.
+//! With `--update` and `--ignore-existing`, an existing file may be kept regardless of its contents. The receiver
+//! applies both options here, to files that were sent without a request, to links and directories, and again when a
+//! file is renamed into place.
 //!
-//! **Invariant:** a [`Comparator`] does not change the target, except that a transfer may use a hidden file to find out
-//! how a file system stores times.
+//! **Invariant:** a [`Comparator`] does not change the target. The only exception is a hidden file with which a
+//! transfer tests how a file system stores times.
 
 pub(crate) mod candidate;
 pub(crate) mod inspection;
@@ -35,10 +35,10 @@ use crate::store::target::links::Claims;
 use crate::store::target::metadata_policy::{EntryLocation, MetadataPolicy};
 use crate::store::target::renamed;
 
-/// The rules for comparing entries with those at the target, and the properties of the target learned so far.
+/// The rules for comparing entries with those at the target, and the known properties of the target.
 #[derive(Debug)]
 pub(crate) struct Comparator {
-    /// For a single entry with a different name at the target: its name at the source and its name at the target.
+    /// The name of a single entry at the source and its different name at the target.
     pub(crate) rename: Option<(Name, Name)>,
     pub(crate) times: TimeResolutions,
     pub(crate) policy: MetadataPolicy,
@@ -82,8 +82,8 @@ impl Comparator {
             .must_keep(there, || self.times.stored_time(directory, mtime))
     }
 
-    /// Returns whether another name in the sender's requests leads to the same file as this name. Call this once for
-    /// each name, after all other properties of the file were found to match.
+    /// Returns whether another name in the sender's requests is a hard link to the same file. Call this once for each
+    /// name, after all other properties of the file were found to match.
     pub(crate) fn is_claimed(
         &self,
         directory: &OwnedFd,
@@ -94,8 +94,8 @@ impl Comparator {
             && self.claims.is_claimed(directory, name, there)
     }
 
-    /// Compares a source file with the existing regular file of its name. If `contents` is given and the sizes are
-    /// equal, it receives the metadata differences and returns the verdict. Without `contents`, size and time decide.
+    /// Compares a source file with the existing regular file of its name. If the sizes are equal, `contents` receives
+    /// the metadata differences and returns the verdict. Without `contents`, size and time decide.
     pub(crate) fn file(
         &self,
         purpose: Purpose,
@@ -108,7 +108,7 @@ impl Comparator {
             return Verdict::Stays;
         }
         let all = purpose != Purpose::Send;
-        // A file with several names may stay only if all its metadata matches.
+        // A file with several hard links may be kept only if all its metadata matches.
         let is_shared = there.names > 1;
         let mut differences =
             Differences::default().add_if_unequal(Differences::SIZE, &there.bytes, &source.bytes);
@@ -153,10 +153,10 @@ impl Comparator {
         }
     }
 
-    /// Returns whether a file with differences must be replaced because it has several names (hard links).
+    /// Returns whether a file with differences must be replaced because it has several hard links.
     ///
-    /// Another name may belong to a snapshot of the tree, so a difference is fixed in a new file. Differences that
-    /// cannot be fixed are ignored, because each transfer would otherwise send the file again.
+    /// Another link may belong to a snapshot of the tree, so differences are fixed in a new file. Differences that the
+    /// target cannot store are ignored. Otherwise, each transfer would send the file again.
     fn needs_new_file(
         &self,
         entry: NameAt<'_>,
@@ -178,7 +178,7 @@ impl Comparator {
             others = others.and(Differences::TIME);
         }
         if lacks_xattrs && !gets_xattrs {
-            // A file without its access control list has different permission bits, so ignore those too.
+            // A file without its access control list has different permission bits, so these are ignored too.
             others = others.and(Differences::MODE);
         }
         !differences.without(others).is_empty()
@@ -186,7 +186,7 @@ impl Comparator {
             || gets_xattrs
     }
 
-    /// Counts an entry that stays although its file system cannot store the source's modification time.
+    /// Counts an entry that is kept although its file system cannot store the source's modification time.
     pub(crate) fn count_unstorable_time(
         &self,
         there: &FileIdentity,
@@ -226,8 +226,8 @@ impl Comparator {
             .add_if_unequal(Differences::XATTRS, &has_xattrs, &true)
     }
 
-    /// Returns whether a transfer would leave the owner and group of an entry unchanged, because it is not permitted to
-    /// set different ones. Counts the owners that it cannot set.
+    /// Returns whether a transfer would keep the owner and group of an entry, because it is not permitted to change
+    /// them. Counts the owners and groups that it cannot set.
     fn keeps_all_owners(&self, there: &FileIdentity, wanted: &WantedMetadata<'_>) -> bool {
         let misses = wanted.unsettable_owners(there.ids);
         self.policy.count_expected(&misses);

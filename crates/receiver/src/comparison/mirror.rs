@@ -1,9 +1,8 @@
 //! Entries that exist only at the target. The receiver reports them when the sender lists the names of the source, and
-//! removes them when the sender requests that with `Remove`.
+//! removes them on a `Remove` request.
 //!
-//! **Invariant:** only names that the sender has requested are removed. Nothing is removed outside the target, through
-//! a link, or if a source name leads to the same entry under another spelling. The number of removals stays within the
-//! budget of the run.
+//! **Invariant:** only names in such a request are removed. No entry is removed outside the target or through a link,
+//! or if a source name refers to it under another spelling. The number of removals stays within the budget of the run.
 
 pub(crate) mod aliased;
 mod work_budget;
@@ -27,8 +26,7 @@ use crate::store::transfer::Transfer;
 
 /// Removes the listed names. Returns the number of entries removed.
 pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
-    // Publish first. An entry to be removed may be the only remaining source of an entry that is about to be published
-    // in another directory.
+    // Stored files are published first. A removed entry may be needed to publish an entry in another directory.
     publish_all(transfer);
     let mut removed = 0;
     let budget = &*transfer.removals;
@@ -64,7 +62,7 @@ pub(crate) fn remove_all(transfer: &Transfer, remove: &Remove) -> u64 {
 
 /// Returns the entries in these ranges that do not exist at the source. Returns none if the target does not exist.
 ///
-/// The memory for the names is reserved. If that fails, the directory is reported as a directory that cannot be listed.
+/// The memory for the names is reserved. If the reservation fails, the directory counts as one that cannot be listed.
 /// If the session ends first, the answer is incomplete.
 pub(crate) fn extraneous(
     tree: Option<&Tree>,
@@ -140,18 +138,17 @@ impl AnswerRoom {
     };
 }
 
-/// The first names of a range that the source does not have. The flag of each name tells whether the name belongs to a
-/// directory.
+/// The first names in a range that do not exist at the source. The flag says whether the name belongs to a directory.
 #[derive(Default)]
 struct ExtraNames {
     names: BinaryHeap<(Name, bool)>,
     name_bytes: usize,
-    /// Whether the range contains further names.
+    /// Whether the range contains more such names.
     more: bool,
 }
 
 impl ExtraNames {
-    /// Adds a name. If the answer has no space for all names, drops the last names, but always keeps at least one.
+    /// Adds a name. If the answer has no space for all names, drops the last names, but keeps at least one.
     fn take(
         &mut self,
         name: Name,
@@ -173,7 +170,7 @@ impl ExtraNames {
         Ok(())
     }
 
-    /// Returns whether the names before the last name already fill `room`. The last name may exceed `room`.
+    /// Returns whether the names without the last one already fill `room`. The last name may exceed it.
     fn has_bytes_over(&self, room: usize) -> bool {
         let last = self
             .names
@@ -212,8 +209,8 @@ fn first_extra(
             };
         }
     };
-    // One flag for each name of the source, initially true. A flag is cleared when the listing contains the name in the
-    // same spelling. Each flag takes one byte.
+    // One flag for each name of the source, each of one byte. A flag is cleared when the listing contains the name in
+    // the same spelling.
     budget.grow(range.names.len())?;
     let mut unlisted = vec![true; range.names.len()];
     let charged = budget.charged();
@@ -251,7 +248,7 @@ fn list(
         budget.count_entry()?;
         let entry = entry?;
         let bytes = entry.file_name().to_bytes();
-        // An entry stays if its name cannot be sent to the sender.
+        // If a name cannot be sent to the sender, its entry is kept.
         let Ok(name) = Name::from_bytes(bytes) else {
             continue;
         };
@@ -312,7 +309,7 @@ mod tests {
         extra_on(&mut Quota::default().empty_charge(), tree, ranges, aliased)
     }
 
-    /// Returns the answer of a session that has not ended.
+    /// Returns the answer for a session that has not ended.
     fn extra_on(
         held: &mut Charge,
         tree: Option<&Tree>,
@@ -330,7 +327,7 @@ mod tests {
         ))
     }
 
-    /// Returns an answer that has less space than the answers of a session.
+    /// Returns an answer that has less space than in a session.
     fn extra_within(
         room: AnswerRoom,
         held: &mut Charge,
@@ -342,7 +339,7 @@ mod tests {
         })
     }
 
-    /// The result uses no more memory than the names that are sent.
+    /// The memory of the answer is limited to that of the names in it.
     #[test]
     fn what_an_answer_takes_is_bounded_and_booked() {
         let home = tempfile::tempdir().unwrap();
@@ -369,7 +366,7 @@ mod tests {
         assert!(told.names.is_sorted_by(|one, next| one.name < next.name));
     }
 
-    /// Only the first few entries are read before the end of the session is noticed.
+    /// Only a few entries are read until the thread notices the end of the session.
     #[test]
     fn nothing_is_listed_for_a_session_that_has_ended() {
         let home = tempfile::tempdir().unwrap();
@@ -467,14 +464,14 @@ mod tests {
         assert_eq!((second.names.len(), second.rest), (9, None));
     }
 
-    /// Looks up a name like a file system that ignores letter case.
+    /// Looks up a name as on a file system that ignores letter case.
     fn look_caseless(directory: &OwnedFd, name: &OsStr) -> Option<FileNumber> {
         let same = |entry: &rustix::fs::DirEntry| {
             let there = entry.file_name().to_string_lossy().to_lowercase();
             there == name.to_string_lossy().to_lowercase()
         };
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
-        // The directory may have been opened with `O_PATH`, so reopen it for reading.
+        // The directory may be open with `O_PATH`, so it is reopened for reading.
         let readable =
             rustix::fs::openat(directory, ".", flags, rustix::fs::Mode::empty()).unwrap();
         let entry = rustix::fs::Dir::new(readable)
@@ -512,7 +509,7 @@ mod tests {
         );
     }
 
-    /// Looks up one of a thousand entries. The memory for that entry is reserved and then released.
+    /// One name out of a thousand is looked up. Its memory is reserved and then released.
     #[test]
     fn what_is_looked_for_is_booked_and_may_be_too_much() {
         let home = tempfile::tempdir().unwrap();
@@ -551,7 +548,7 @@ mod tests {
         assert_eq!((told.names.len(), held.amount()), (999, takes));
     }
 
-    /// The entry was already reported as extra, but is not removed.
+    /// An earlier answer has reported the entry as extra, but it must not be removed.
     #[test]
     fn what_stays_may_be_named_in_a_later_range() {
         let home = tempfile::tempdir().unwrap();
@@ -560,7 +557,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "x").unwrap();
         }
-        // A hard link spares nothing on a file system that distinguishes letter case.
+        // On a file system that distinguishes letter case, a hard link does not protect an entry.
         std::fs::hard_link(home.path().join("Bar/f"), home.path().join("Bar/g")).unwrap();
         let tree = Tree::open(home.path()).unwrap();
         let aliased = caseless();
@@ -603,7 +600,7 @@ mod tests {
         );
     }
 
-    /// Some network file systems invent a different inode number for each spelling.
+    /// Some network file systems use a different inode number for each spelling.
     #[test]
     fn where_inodes_tell_nothing_nothing_is_extra() {
         let home = tempfile::tempdir().unwrap();

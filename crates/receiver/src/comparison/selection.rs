@@ -8,7 +8,7 @@ use zmove_wire::{RuleText, WireError};
 
 use crate::rights::quota::Charge;
 
-/// Memory used by a compiled rule for each byte of its pattern.
+/// Memory used by a compiled rule, per byte of its pattern.
 const RULE_BYTES_PER_BYTE: usize = 64;
 
 /// Reserves the memory that the rules of a message use when they are compiled.
@@ -21,7 +21,7 @@ pub fn charge_rules(rules: &[RuleText], held: &mut Charge) -> Result<(), WireErr
     held.grow(bytes * RULE_BYTES_PER_BYTE)
 }
 
-/// Returns the selection for these rules and file sizes; `None` if nothing is excluded.
+/// Returns the selection for these rules and file sizes, or `None` if nothing is excluded.
 ///
 /// # Errors
 /// [`PatternError`] if a pattern is invalid.

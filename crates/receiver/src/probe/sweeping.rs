@@ -1,10 +1,10 @@
 //! The short measurement ("sweep") of the target's storage, which a probe may request once.
 //!
 //! **Invariant:** the sweep works in its own hidden directory below the target, which was opened beneath the key's
-//! root. That directory is removed however the probe ends.
+//! root. That directory is removed regardless of how the probe ends.
 //!
-//! The receiver runs the sweep, because only the receiver has opened the directory beneath the key's root. The
-//! configuration supplies the function that measures.
+//! The receiver runs the sweep, because only it can open the directory beneath the key's root. The configuration
+//! supplies the function that measures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::error::SessionError;
 /// The sweep of one probe.
 #[derive(Debug)]
 pub(super) struct Sweeping {
-    /// The target to measure. `None` if the target does not exist, or once the sweep has started.
+    /// The target to measure. `None` if the target does not exist or the sweep has started.
     place: Option<SweepTarget>,
     measure: Option<MeasureStorage>,
     asked: bool,
@@ -68,7 +68,7 @@ impl Sweeping {
         !self.task.is_empty()
     }
 
-    /// Waits for the result of the sweep. Never returns if no sweep is running.
+    /// Waits for the result of the sweep. Waits forever if no sweep is running.
     pub(super) async fn done(&mut self) -> Result<Swept, SessionError> {
         match self.task.join_next().await {
             Some(swept) => swept.map_err(|_panic| SessionError::Panicked),
@@ -76,7 +76,7 @@ impl Sweeping {
         }
     }
 
-    /// Tells the sweep to stop and to remove everything that it has written.
+    /// Requests the sweep to stop and to remove its files.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }

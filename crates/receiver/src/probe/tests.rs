@@ -265,7 +265,7 @@ fn bytes_are_bounded() {
     );
 }
 
-/// A newer sender may use an intent that this receiver does not know.
+/// A newer sender may send an intent that this receiver does not know.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_intent_is_refused_with_words() {
     let ((mut reader, mut writer), control) = memory_control();

@@ -1,27 +1,27 @@
-//! The journal records which groups of its unfinished large files a receiver has stored, so that another run can resume
+//! The journal of a receiver. It records the stored groups of unfinished large files, so that another run can resume
 //! from them.
 //!
-//! Each unfinished transfer has one append-only file in a directory that the caller names. A session writes it
-//! ([`Journal`]). A later session finds the journals of dead ones ([`orphans()`]), takes over the files that it needs
-//! ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` describes the format.
+//! Each unfinished transfer has one append-only file in a directory that the caller chooses. The session of the
+//! transfer writes the file ([`Journal`]). A later session finds the journals of dead sessions ([`orphans()`]), takes
+//! over the files that it needs ([`Journal::adopt`]) and removes the rest. `docs/PROTOCOL.md` describes the format.
 //!
 //! **Invariant:** reading a journal yields a prefix of the journal that was written, or an error. A group counts as
 //! flushed only if [`Journal::record_flushed`] was called with a mark that was taken after the group had been
 //! journaled.
 //!
-//! **Invariant:** the writer of a journal holds an `flock` on it while it lives, and no other process changes or
+//! **Invariant:** the writer of a journal holds an `flock` on it until it is dropped, and no other process changes or
 //! removes the journal.
 //!
 //! Each event is a record with its own CRC32C, and each record is a single write at a known offset. A record that could
-//! not be written completely is cut off again. If that fails too, no further record is written. A mark that was taken
-//! before the journal was rewritten is ignored.
+//! not be written completely is truncated. If that fails too, no further record is written. A mark from before a
+//! rewrite of the journal is ignored.
 //!
 //! Journals are stored with the receiver's keys and not in the target. Other users may be able to read a target, and
 //! other tools would copy, compare and delete a hidden file there.
 //!
-//! A process that only inspects a journal takes a shared lock for a moment, and a process that takes over the journal
-//! waits for that lock. A transfer takes only journals whose first record matches it, so transfers do not hide journals
-//! from each other.
+//! A process that only inspects a journal takes a shared lock for a short time, and a process that takes over the
+//! journal waits for that lock. A transfer takes only journals whose first record matches it, so it does not lock the
+//! journals of other transfers.
 //!
 //! ```
 //! use zmove_receiver::journal::{Begin, Journal, orphans};
@@ -71,14 +71,14 @@ pub(crate) use reader::{flushed_files, read_new_records};
 pub(crate) use record::Record;
 pub use writer::{Journal, JournalLimits, Mark};
 
-/// The first record of a journal: the transfer, its owner and its target.
+/// The first record of a journal, with the transfer, its owner and its target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The transfer that wrote the journal.
     pub transfer: TransferId,
     /// The fingerprint of the client's key. Empty if the transfer used no network.
     pub owner: Vec<u8>,
-    /// The path of the target directory, for messages and for removing parts later.
+    /// The path of the target directory, for messages and for a later removal of parts.
     pub target: Vec<u8>,
     /// The device number of the target directory.
     pub device: u64,
@@ -101,7 +101,7 @@ pub struct SourceVersion {
     pub inode: u64,
 }
 
-/// A large file that is being written, and its part file.
+/// A large file that is being written, with its part file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartFile {
     /// The path of the file once it is complete.
@@ -112,13 +112,13 @@ pub struct PartFile {
     pub source: SourceVersion,
     /// The inode number of the part file.
     pub inode: u64,
-    /// The birth time of the part file ([`birth_of`]); zero if the file system does not store it.
+    /// The birth time of the part file ([`birth_of`]), or zero if the file system does not store it.
     pub born: Timestamp,
 }
 
 impl PartFile {
-    /// Returns whether a file with this inode and birth time is the part file. If the journal has no birth time, only
-    /// the inode is compared.
+    /// Returns whether a file with this inode and birth time is the part file. If the journal has no birth time,
+    /// compares only the inode.
     pub(crate) fn is_in(&self, inode: u64, born: Timestamp) -> bool {
         self.inode == inode && (self.born == Timestamp::default() || self.born == born)
     }
@@ -129,9 +129,10 @@ impl PartFile {
 pub struct Unfinished {
     /// The first record.
     pub begin: Begin,
-    /// Whether the system has not been rebooted since. If true, no reboot has lost groups that were not flushed.
+    /// Whether the system has not been rebooted since the journal was written. If true, groups that were not flushed
+    /// have survived.
     pub same_boot: bool,
-    /// Files that have been neither finished nor given up.
+    /// Files that were neither renamed into place nor given up.
     pub files: Vec<UnfinishedFile>,
 }
 
@@ -142,21 +143,21 @@ pub struct UnfinishedFile {
     pub file: u64,
     /// The part file, and the version of its source.
     pub part: PartFile,
-    /// The groups that have been written, with their values and whether they were flushed.
+    /// The written groups, each with its chaining value and whether it was flushed.
     pub groups: BTreeMap<u32, (Cv, bool)>,
-    /// The change time of the part when its transfer had finished writing to it; `None` if the transfer was killed
+    /// The change time of the part after its transfer had finished writing to it, or `None` if the transfer was killed
     /// before it could record that.
     pub left: Option<Timestamp>,
 }
 
 impl UnfinishedFile {
-    /// Returns the total size of the groups that have been written, in bytes.
+    /// Returns the total size of the written groups, in bytes.
     #[must_use]
     pub fn bytes_written(&self) -> u64 {
         self.bytes_of(|_flushed| true)
     }
 
-    /// Returns the total size of the groups that have been flushed, in bytes.
+    /// Returns the total size of the flushed groups, in bytes.
     #[must_use]
     pub fn bytes_flushed(&self) -> u64 {
         self.bytes_of(|flushed| flushed)

@@ -1,21 +1,21 @@
 //! Parts of large files, and their records in journals. A part is the hidden file that holds the groups of an
 //! incomplete large file.
 //!
-//! A large file is written under a hidden name that persists if the transfer is interrupted. Each of its groups is
-//! journaled after it has been written. A later transfer of the same owner to the same target resumes from these groups
-//! if it requests exactly the same source file (size, modification and change time, inode).
+//! A large file is written under a hidden name, which it keeps if the transfer is interrupted. Each of its groups is
+//! journaled after it was written. A later transfer of the same owner to the same target resumes from these groups if
+//! its source file is exactly the same (size, modification and change time, inode).
 //!
-//! Groups that had been flushed are trusted. All other groups are read back and compared, because a reboot or the
-//! removal of a device loses unflushed data. With rolling flushes, only a few groups are unflushed. With `--durability
-//! none`, all groups are. All groups of a part are also read back if its change time differs from the one that its
-//! transfer recorded at the end. In that case, either another program has written to the part, or the receiver was
-//! killed before it could record the time.
+//! Flushed groups are trusted. All other groups are read back and compared, because a reboot or the removal of a device
+//! loses unflushed data. With rolling flushes, only a few groups are unflushed. With `--durability none`, all groups
+//! are unflushed. All groups of a part are read back if the part's change time differs from the one that its transfer
+//! recorded at the end. Then either another program has written to the part, or the receiver was killed before it could
+//! record the time.
 //!
 //! If a journal cannot be written, the transfer continues without it, and the daemon logs the error.
 //!
-//! **Invariant:** a group that is reported to a sender as held has the reported hash. It was written and journaled.
-//! Since then, either it was flushed and the part is unchanged, or the group has been read back from the storage and
-//! hashed again.
+//! **Invariant:** a group that is reported to a sender as held has the reported hash. It was written and journaled. In
+//! addition, either it was flushed and the part has not changed, or the group was read back from the storage and hashed
+//! again.
 
 pub(crate) mod shared;
 
@@ -49,16 +49,16 @@ use crate::store::target::file_systems::Flush;
 use crate::sync::run_on_several;
 use zmove_types::Lock;
 
-/// The partial files (parts) of one transfer.
+/// The parts of one transfer.
 #[derive(Debug)]
 pub(crate) struct PartStore {
     /// The directory that contains the journals. `None` if no journal is kept.
     journals: Option<PathBuf>,
-    /// The lease that permits writing to parts. A later transfer may take over these parts when the lease has ended.
+    /// The lease that permits writing to parts. After its end, a later transfer may take over the parts.
     lease: Lease,
     begin: Begin,
-    /// Whether a successful flush does not prove that groups are durable. This is the case if a flush of the target
-    /// does not cover a part, or if a flush has failed.
+    /// Whether groups may be lost in spite of a successful flush. This is the case if a flush of the target does not
+    /// cover a part, or if an earlier flush has failed.
     unflushed: AtomicBool,
     quota: Quota,
     /// In a shared job: parts that other receivers also write.
@@ -71,7 +71,7 @@ struct PartsState {
     journal: Option<Arc<Journal>>,
     /// The error that stopped journaling. The existing journal and its parts stay locked.
     trouble: Option<JournalError>,
-    /// The newest part of each file that earlier transfers left, by the final path of the file.
+    /// The newest part of each file from earlier transfers, by the final path of the file.
     earlier: HashMap<RelPath, Earlier>,
     /// Older parts of files that also have a newer part in `earlier`.
     older: Vec<(RelPath, Earlier)>,
@@ -80,7 +80,7 @@ struct PartsState {
     /// Parts whose groups were reported to the sender as held. A part is removed from this map when the sender declares
     /// its file.
     prepared: HashMap<RelPath, Prepared>,
-    /// Files that have ended but whose parts still exist, because they could not be removed.
+    /// Files that have ended but whose parts could not be removed.
     staying: HashSet<FileId>,
     /// Memory reserved for this state.
     held: Option<Charge>,
@@ -107,16 +107,16 @@ pub(crate) struct ResumedPart {
     pub(crate) groups: Vec<(u32, Cv)>,
 }
 
-/// Maximum number of threads that read back one part. At most one thread per core hashes for a key at any time, while
-/// further threads wait for the storage.
+/// Maximum number of threads that read back one part. For each key, at most one thread per core hashes at a time. More
+/// threads are useful because some wait for the storage.
 const READERS_MAX: usize = 4;
 
 /// Files smaller than this are sent again completely, because a journal would cost more than it saves.
 pub(crate) const JOURNALLED_BYTES_MIN: u64 = 16 << 20;
 
 impl PartStore {
-    /// Creates the parts of a transfer, including those that earlier transfers of the same owner left at the same
-    /// target. Their memory is reserved in `quota`. If that fails, nothing is resumed.
+    /// Creates the part store of a transfer. It includes the parts of earlier transfers of the same owner at the same
+    /// target. `quota` is charged for their memory. If this would exceed the quota, no file is resumed.
     pub(crate) fn new(
         journals: Option<PathBuf>,
         transfer: TransferId,
@@ -128,7 +128,7 @@ impl PartStore {
         let mut state = PartsState::default();
         if let Some(directory) = &journals {
             let ours = |other: &Begin| {
-                // Device numbers may change at a reboot, so a matching path is sufficient.
+                // Device numbers may change at a reboot, so a matching path is enough.
                 let same_place = other.device == begin.device || other.target == begin.target;
                 same_place && (&other.owner, other.inode) == (&begin.owner, begin.inode)
             };
@@ -173,18 +173,18 @@ impl PartStore {
         state.orphans.iter().flatten().for_each(Orphan::unlock);
     }
 
-    /// Returns whether earlier transfers have left any parts.
+    /// Returns whether earlier transfers have left parts.
     pub(crate) fn has_earlier(&self) -> bool {
         !self.state.lock().earlier.is_empty()
     }
 
-    /// Returns the reason why the journal is missing or incomplete, if it is.
+    /// Returns the reason why the journal is missing or incomplete, or `None` if it is complete.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.state.lock().trouble.as_ref().map(ToString::to_string)
     }
 
-    /// Returns the groups of a file that are already stored and need not be sent, with their chaining values. At least
-    /// one group is always left out, because the arrival of the last group completes the file.
+    /// Returns the groups of a file that are already stored and need not be sent, with their chaining values. Always
+    /// omits at least one group, because a file is completed when its last group is received.
     ///
     /// Each thread that reads groups back calls `hashing` first. The thread stops when the function returned by
     /// `hashing` returns true.
@@ -202,7 +202,7 @@ impl PartStore {
         let Some(mut earlier) = self.take_earlier(path) else {
             return BTreeMap::new();
         };
-        // A part that cannot be opened now stays in its journal for a later transfer.
+        // A part that cannot be opened now is kept in its journal for a later transfer.
         let Ok(reopened) = reopen(&self.lease, directory, &earlier.file.part, direct) else {
             return BTreeMap::new();
         };
@@ -214,8 +214,7 @@ impl PartStore {
         staged.attach(descriptors);
         let groups = &mut earlier.file.groups;
         if there.bytes == source.bytes && earlier.file.part.source == *source {
-            // Groups that were not flushed may be lost even without a reboot, if a device was disconnected and
-            // reconnected.
+            // Unflushed groups may be lost even without a reboot, if a device was disconnected and reconnected.
             let is_trusted = |flushed: bool| is_untouched && flushed;
             let doubtful = groups
                 .iter()
@@ -246,7 +245,7 @@ impl PartStore {
         held
     }
 
-    /// Returns those of the given groups that are stored correctly. Several threads read the groups, because a killed
+    /// Reads back these groups and returns those that are stored correctly. Uses several threads, because a killed
     /// process may have left any number of unflushed groups. Returns `None` if the memory for reading cannot be
     /// reserved.
     fn find<Stop: Fn() -> bool>(
@@ -299,8 +298,8 @@ impl PartStore {
         if earlier.file.part.source != source_of(head) {
             return None;
         }
-        // The part may have begun as a copy of an old version of the file. The old version may have data where the new
-        // version has holes.
+        // The part may have begun as a copy of an old version of the file, which may have data where the new version
+        // has holes.
         if head
             .data
             .as_ref()
@@ -363,15 +362,15 @@ impl PartStore {
         };
         self.look_where(&staged);
         match journal.record_part(id.0, &part) {
-            // Only a part that a journal lists may get a persistent name. Any other part would stay forever.
+            // Only a part in a journal may get a persistent name. Any other part would be kept forever.
             Ok(()) => staged.make_lasting(&self.lease, part.part)?,
             Err(error) => self.note(error),
         }
         Ok(staged)
     }
 
-    /// Adds a record to the journal of a session in a shared job. The session cannot continue its work without the
-    /// record.
+    /// Adds a record to the journal of a session in a shared job. Without the record, the session cannot continue its
+    /// work.
     ///
     /// # Errors
     /// The record could not be written.
@@ -399,14 +398,14 @@ impl PartStore {
     /// Records that a group has been written.
     ///
     /// # Errors
-    /// In a shared job, returns an error if the record cannot be written, for example because the journal is full. The
-    /// group then counts as not written.
+    /// In a shared job, returns an error if the record cannot be written, for example because the journal is full. In
+    /// that case, the group counts as not written.
     pub(crate) fn written(&self, id: FileId, group: u32, cv: Cv) -> io::Result<()> {
         let Some(shared) = &self.shared else {
             self.record(|journal| journal.record_groups(id.0, group, &[cv]));
             return Ok(());
         };
-        // Only the parts in this map are flushed, so groups of other parts do not count.
+        // Only the parts in this map are flushed, so groups of other parts do not count as written.
         let mut written = shared.written.lock();
         let Some(part) = written.get_mut(&id).filter(|part| !part.is_closing) else {
             return Ok(());
@@ -415,10 +414,10 @@ impl PartStore {
         self.record_work(|journal| journal.record_groups(id.0, group, &[cv]))
     }
 
-    /// Releases the storage that is preallocated for the journal of a session in a shared job. Call this when the
+    /// Releases the storage that was preallocated for the journal of a session in a shared job. Call this when the
     /// session is about to end.
     pub(crate) fn release_allocation(&self) {
-        // If this fails, removing the journal frees the space.
+        // If this fails, the removal of the journal frees the space.
         let _best_effort = self.running().map(|journal| journal.release_allocation());
     }
 
@@ -430,9 +429,10 @@ impl PartStore {
         self.record(|journal| journal.record_left(id.0, there.ctime));
     }
 
-    /// Removes the part of a file that was given up. If that fails, the part stays in the journal for a later transfer.
+    /// Removes the part of a file that was given up. If that fails, the part is kept in the journal for a later
+    /// transfer.
     pub(crate) fn remove(&self, id: FileId, part: &Staged) {
-        // Groups that other receivers have written still count.
+        // The part is kept, because groups of other receivers still count.
         if let Some(shared) = &self.shared {
             return shared.ended(id);
         }
@@ -441,7 +441,7 @@ impl PartStore {
         }
     }
 
-    /// Notes that the part of a file still exists although the file has ended.
+    /// Records that the part of a file still exists although the file has ended.
     pub(crate) fn stays(&self, id: FileId) {
         self.state.lock().staying.insert(id);
     }
@@ -469,19 +469,18 @@ impl PartStore {
         }
     }
 
-    /// Records that a flush has failed. From then on, a successful flush does not prove that data is durable. The
-    /// kernel reports a write error only once and may discard the data, so the next flush can succeed without that
-    /// data.
+    /// Records that a flush has failed. After that, a successful flush does not prove that data is durable. The kernel
+    /// reports a write error only once and may discard the data, so the next flush can succeed without it.
     pub(crate) fn flush_failed(&self) {
         self.shared.iter().for_each(SharedParts::flush_failed);
         self.unflushed.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the journals that list no unfinished files. Call this at the end of the transfer.
+    /// Removes journals that list no unfinished files. Call this at the end of the transfer.
     pub(crate) fn finish(&self) {
         if let Some(shared) = &self.shared {
-            // Groups that cannot be flushed count as not written. Flush nevertheless, because other receivers may
-            // already have published the file.
+            // If the flush fails, the groups count as not written. The flush is attempted even so, because other
+            // receivers may already have published the file.
             let _does_not_count = shared.flush();
             return;
         }
@@ -491,16 +490,16 @@ impl PartStore {
             .orphans
             .iter_mut()
             .filter_map(|orphan| orphan.take_if(is_empty));
-        // If a journal cannot be removed, that is harmless, because it no longer lists any files.
+        // A journal that cannot be removed is harmless, because it no longer lists any files.
         emptied.for_each(|orphan| drop(orphan.remove()));
         if let Some(journal) = state.journal.take_if(|journal| journal.is_idle()) {
             let _of_nothing = journal.remove();
         }
     }
 
-    /// Checks whether a flush of the target also flushes a part. Must be called before anything about the part is
-    /// journaled. A part on another file system is not flushed with the target. On a file system that is flushed file
-    /// by file, a part is flushed only when it is complete.
+    /// Checks whether a flush of the target also covers a part. Must be called before the part is journaled. A flush
+    /// does not cover a part on another file system. On a file system that is flushed file by file, a part is flushed
+    /// only when it is complete.
     fn look_where(&self, staged: &Staged) {
         let is_with_target =
             rustix::fs::fstat(staged.file()).is_ok_and(|it| it.st_dev == self.begin.device);
@@ -509,8 +508,8 @@ impl PartStore {
         }
     }
 
-    /// Removes parts that no transfer will resume, because their file has been published as a smaller file or in a
-    /// batch. Must be called before the modification times of directories are set.
+    /// Removes parts that no transfer will resume, because their file was published as a smaller file or in a batch.
+    /// Must be called before the modification times of directories are set.
     pub(crate) fn drop_overtaken(&self, target: &Tree) {
         let paths: Vec<_> = self.state.lock().earlier.keys().cloned().collect();
         for path in paths {
@@ -523,7 +522,7 @@ impl PartStore {
         }
         let older = std::mem::take(&mut self.state.lock().older);
         for (path, earlier) in older {
-            // All other parts stay in their journals for a later transfer.
+            // All other parts are kept in their journals for a later transfer.
             self.drop_if_overtaken(target, &path, &earlier);
         }
     }
@@ -535,8 +534,8 @@ impl PartStore {
         self.remove_earlier(earlier, &part)
     }
 
-    /// Removes the part first and then its record. With the reverse order, a crash between the two steps would leave
-    /// the part forever. Returns whether the part was removed.
+    /// Removes the part first and then its record. In the reverse order, a crash between the two steps would leave the
+    /// part forever. Returns whether the part was removed.
     fn remove_earlier(&self, earlier: &Earlier, part: &Staged) -> bool {
         let removed = part.remove().is_ok();
         if removed {
@@ -549,7 +548,7 @@ impl PartStore {
         self.state.lock().earlier.remove(path)
     }
 
-    /// Returns the journal. Creates it if necessary.
+    /// Returns the journal, and creates it if necessary.
     fn journal(&self) -> Option<Arc<Journal>> {
         let directory = self.journals.as_ref()?;
         let mut state = self.state.lock();
@@ -591,7 +590,7 @@ impl PartsState {
     fn bytes(&self) -> usize {
         let older = self.older.iter().map(|(path, earlier)| (path, earlier));
         let files = self.earlier.iter().chain(older);
-        // Each file is stored twice: in this state and in its journal.
+        // Each file is stored twice: in this state and in the contents of its journal.
         let each = files.map(|(path, earlier)| {
             2 * (FILE_KEPT_BYTES
                 + 2 * path.as_bytes().len()
@@ -602,7 +601,7 @@ impl PartsState {
 
     fn find_earlier(&mut self, orphans: impl Iterator<Item = Orphan>) {
         let mut orphans: Vec<_> = orphans.collect();
-        // If two parts have the same path, use the one that was written last.
+        // If two parts have the same path, the newest part is used.
         orphans.sort_by_key(Orphan::modified);
         for (number, orphan) in orphans.into_iter().enumerate() {
             let files = orphan.unfinished().files.clone();
@@ -628,14 +627,14 @@ impl PartsState {
     /// Records that a part of an earlier transfer was taken over or no longer exists.
     fn forget(&mut self, earlier: &Earlier) {
         if let Some(orphan) = &mut self.orphans[earlier.orphan] {
-            // If this fails, a later transfer inspects the part again and finds that it no longer exists.
+            // If this fails, a later transfer finds that the part no longer exists.
             let _told_again = orphan.record_end(earlier.file.file);
         }
     }
 }
 
-/// Returns the first record of a transfer's journal. The record contains the path of the target for messages and for
-/// removing parts later.
+/// Returns the first record of a transfer's journal. The record contains the path of the target, for messages and for a
+/// later removal of parts.
 pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", target.fd().as_raw_fd()))
         .unwrap_or_default();
@@ -653,8 +652,8 @@ pub(crate) fn begin(transfer: TransferId, owner: String, target: &Tree) -> Begin
     }
 }
 
-/// Reopens a part and returns it with its present status. Returns `None` if the part no longer exists, or if the file
-/// of that name is not the part in the journal.
+/// Reopens a part and returns it with its current status. Returns `None` if the part no longer exists, or if the file
+/// with its name is not the part in the journal.
 fn reopen(
     lease: &Lease,
     directory: &Arc<OwnedFd>,
@@ -679,7 +678,7 @@ fn reopen(
     Ok(Some((staged, identity)))
 }
 
-/// Opens a part if a published file has made it obsolete.
+/// Opens a part that is obsolete because its file was published.
 fn overtaken(target: &Tree, path: &RelPath, part: &PartFile) -> Option<Staged> {
     let directory = target.open_directory(&path.parent()?).ok()?;
     let (staged, identity) = reopen(target.lease(), &directory, part, Direct::Off)
@@ -688,7 +687,7 @@ fn overtaken(target: &Tree, path: &RelPath, part: &PartFile) -> Option<Staged> {
     is_overtaken(&directory, &path.file_name()?, &identity).then_some(staged)
 }
 
-/// Returns whether a file with the part's final name was created or changed after the part was last written.
+/// Returns whether a file with the part's final name was created or changed after the last write to the part.
 pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity) -> bool {
     let moment = |identity: &FileIdentity| (identity.ctime.seconds, identity.ctime.nanos);
     let there = FileIdentity::at(directory, name)
@@ -697,8 +696,8 @@ pub(crate) fn is_overtaken(directory: &OwnedFd, name: &Name, part: &FileIdentity
     there.is_some_and(|there| moment(&there) > moment(part))
 }
 
-/// Returns whether a part is unchanged since its transfer recorded that it had finished writing. Returns false if the
-/// file system stores whole seconds, because another program may have written in the same second.
+/// Returns whether a part is unchanged since its transfer recorded the end of writing. Returns false if the file system
+/// stores whole seconds, because another program may have written in the same second.
 fn is_as_left(file: &UnfinishedFile, there: &FileIdentity) -> bool {
     file.left == Some(there.ctime) && there.ctime.nanos > 0
 }

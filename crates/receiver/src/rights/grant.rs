@@ -1,9 +1,9 @@
 //! Transfers opened by a grant. Such a transfer uses the permissions of the key that issued the grant instead of the
 //! sender's. The grant also limits the number of bytes and entries.
 //!
-//! **Invariant:** data beyond the limits is refused before it is stored. Data that is sent again because it was damaged
-//! or lost in transit counts once. A directory counts once in a session, when it is first named as an entry or in the
-//! path of an entry, because the receiver creates missing directories.
+//! **Invariant:** data beyond the limits is refused before it is stored. Data that is resent because it was damaged or
+//! lost in transit counts once. A directory counts once per session, as an entry or as a parent in the path of an
+//! entry, because the receiver creates missing directories.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -22,28 +22,28 @@ use crate::store::target::WriteAccess;
 
 /// The grants that the peer of one session may use.
 pub trait Grants: fmt::Debug + Send + Sync {
-    /// Returns whether an opening relies on one of these grants. This is the case if the opening names a grant, or if
-    /// the peer may not open a transfer without a grant.
+    /// Returns whether an opening uses one of these grants. This is the case if the opening names a grant, or if the
+    /// peer may not open a transfer without one.
     fn covers(&self, open: &Open) -> bool {
         open.grant.is_some()
     }
 
-    /// Takes up the grant on which an opening relies. May block on file access.
+    /// Redeems the grant that an opening uses. May block on file access.
     ///
     /// # Errors
     /// The grant does not exist, or it is not valid for this peer, this opening or the current time.
     fn redeem(&self, open: &Open) -> Result<RedeemedGrant, Refusal>;
 
-    /// Records the files that a session has stored so far, so that they stay counted even if this process is killed.
-    /// May block on file access.
+    /// Records the files that a session has stored so far, so that they are counted even if this process is killed. May
+    /// block on file access.
     fn note(&self, _stored: Stored) {}
 
-    /// Returns a signed receipt for a session that has completed with this number of faults. May block on file access.
+    /// Returns a signed receipt for a session that has completed, with its number of faults. May block on file access.
     fn receipt(&self, _stored: Stored, _faults: u64) -> Option<SignedReceipt> {
         None
     }
 
-    /// Records the files stored by a session that has ended for any reason. May block on file access.
+    /// Records the files that a session has stored, when it has ended for any reason. May block on file access.
     fn ended(&self, _stored: Stored) {}
 }
 
@@ -59,7 +59,7 @@ pub struct Stored {
 /// The permissions of a transfer's sender.
 #[derive(Clone, Debug)]
 pub struct Rights {
-    /// Where the sender may write. Default: anywhere.
+    /// The directories to which the sender may write. Default: all.
     pub access: WriteAccess,
     /// The owner of the sender's journals: the fingerprint of its key. Default: empty, for transfers within one
     /// process.
@@ -68,10 +68,9 @@ pub struct Rights {
     pub set_ids: SetIds,
     /// Whether the sender may set owners, create devices and set privileged attributes. Default: no.
     pub owning: OwnerPermission,
-    /// Whether the sender may lead jobs that several receivers write together. Default: yes, for transfers within one
-    /// process.
+    /// Whether the sender may lead jobs of several receivers. Default: yes, for transfers within one process.
     pub leading: LeaderPermission,
-    /// Maximum rate of the sender's lanes. The sender is notified of it, so that it can limit itself. Default: none.
+    /// Maximum rate of the sender's lanes. The sender is informed of it, so that it can limit itself. Default: none.
     pub rate_max: Option<RateLimit>,
 }
 
@@ -88,20 +87,20 @@ impl Default for Rights {
     }
 }
 
-/// Whether files may have setuid and setgid bits. On directories these bits grant no privileges, and neither does the
-/// sticky bit, so those are always preserved.
+/// Whether files may have setuid and setgid bits. Directories always keep these bits and the sticky bit, because there
+/// they grant no privileges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetIds {
     /// The bits are dropped. Because ownership is not preserved, they would grant the privileges of the receiver's
     /// user.
     #[default]
     Dropped,
-    /// The bits are preserved, as the grant allows.
+    /// The bits are preserved, because the grant permits them.
     Carried,
 }
 
-/// Whether a key may lead jobs that several receivers write together. The node that leads a job begins it, ends it, and
-/// signs the grants of the other nodes.
+/// Whether a key may lead jobs of several receivers. The node that leads a job begins it, ends it, and signs the grants
+/// of the other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaderPermission {
     /// Openings of such jobs are refused.
@@ -121,16 +120,16 @@ pub enum OwnerPermission {
     Allowed,
 }
 
-/// A grant that was taken up, with the permissions of the session that uses it.
+/// A redeemed grant, with the permissions of the session that uses it.
 #[derive(Clone, Debug)]
 pub struct RedeemedGrant {
     /// The permissions of the key that issued the grant.
     pub rights: Rights,
-    /// The quota against which the session's resources are charged.
+    /// The quota that is charged for the session's resources.
     pub quota: Quota,
     /// The names that the sender may use as the first component of a path in the target.
     pub top_names: TopNames,
-    /// The limit on data that may be stored; `None` for no limit.
+    /// The limit on data that may be stored, or `None` for no limit.
     pub allowance: Option<Arc<Allowance>>,
     /// Number of entries that may still be removed.
     pub removals: Arc<RemovalBudget>,
@@ -145,7 +144,7 @@ pub struct Amount {
     pub entries: u64,
 }
 
-/// The amount that the sessions of one grant may store, and the amount that they have stored.
+/// The amount that the sessions of one grant may store, and the amount stored so far.
 #[derive(Debug)]
 pub struct Allowance {
     most: Amount,
@@ -154,16 +153,16 @@ pub struct Allowance {
     hashes: RandomState,
 }
 
-/// Memory used to remember a directory that has been named.
+/// Memory used to remember a directory.
 pub(crate) const DIRECTORY_BYTES: usize = 32;
 
 #[derive(Debug)]
 struct AllowanceState {
     stored: Amount,
-    /// Received data that is not stored yet, by item or large file. The total is in `sum`.
+    /// Received data that was not stored yet, by item or large file. `sum` is the total.
     pending: HashMap<PendingId, Received>,
     sum: Amount,
-    /// Hashes of the paths of directories that have been named.
+    /// Hashes of the paths of directories that were counted.
     directories: HashSet<u64>,
 }
 
@@ -177,11 +176,11 @@ pub(crate) enum PendingId {
 /// Data received for an item or a large file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// The size of each entry in bytes. `None` for a directory, because directories are counted by their paths.
+    /// The size of each entry in bytes, or `None` for a directory, because directories are counted by their paths.
     Batch(Box<[Option<u32>]>),
     /// The size of a group in bytes.
     Group(u64),
-    /// A large file. Its bytes arrive in groups.
+    /// A large file. Its bytes are counted by group.
     File,
 }
 
@@ -189,7 +188,7 @@ pub(crate) enum Received {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate<'a> {
     Stored,
-    /// A batch was stored, except for the entries with these faults, such as guessed files that already exist.
+    /// A batch was stored, except for the entries with these faults. An example is a guessed file that already exists.
     StoredExcept(&'a [EntryFault]),
     Dropped,
 }
@@ -236,7 +235,7 @@ impl Received {
 }
 
 impl Allowance {
-    /// Creates an allowance of `most` in total, of which `stored` has already been used.
+    /// Creates an allowance of `most` in total, of which `stored` is already used.
     #[must_use]
     pub fn new(most: Amount, stored: Amount) -> Self {
         Self {
@@ -257,7 +256,7 @@ impl Allowance {
         self.state.lock().stored
     }
 
-    /// Charges received data against the allowance. Fails if the allowance would be exceeded.
+    /// Charges the allowance for received data. Fails if this would exceed the allowance.
     pub(crate) fn charge(&self, what: PendingId, taken: Received) -> Result<(), WireError> {
         let mut state = self.state.lock();
         self.check(state.stored.with(state.sum).with(taken.amount()))?;
@@ -268,8 +267,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// Records the directories that a batch names. Returns the number of new ones. If entries are not limited, none are
-    /// recorded.
+    /// Records the directories in a batch and returns the number of new ones. Records none if entries are not limited.
     pub(crate) fn charge_directories(&self, batch: &Batch) -> Result<usize, WireError> {
         if self.most.entries == u64::MAX {
             return Ok(0);
@@ -290,7 +288,7 @@ impl Allowance {
         Ok(state.directories.len() - before)
     }
 
-    /// Records the subdirectory of this name in `path`, and appends the name to `path`.
+    /// Records the subdirectory `name` of `path`, and appends the name to `path`.
     fn charge_directory(
         &self,
         state: &mut AllowanceState,
@@ -324,7 +322,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// Records the result for received data. Data that was not stored is sent again, if at all.
+    /// Records whether received data was stored. Data that was not stored is charged again if it is sent again.
     pub(crate) fn settle(&self, what: PendingId, fate: Fate<'_>) {
         let mut state = self.state.lock();
         let Some(taken) = state.pending.remove(&what) else {
@@ -363,8 +361,8 @@ mod tests {
         Received::Batch(bytes.iter().copied().map(Some).collect())
     }
 
-    /// A sender can name a directory without sending an entry for it: in the path of another entry, in a group without
-    /// entries, or in the path of an entry that then fails.
+    /// A sender can cause a directory to be created without sending an entry for it. The directory may occur in the
+    /// path of another entry (even one that fails), or in a group without entries.
     #[test]
     fn a_directory_counts_once_as_an_entry_or_on_the_way_to_one() {
         let allowance = Allowance::new(

@@ -1,5 +1,5 @@
-//! The quota of one key: the resources that its transfers use together, except for buffers and lanes, and the key's
-//! limits on them (see `docs/REFERENCE.md`).
+//! The quota of one key. It counts the resources that all transfers of the key use, except for buffers and lanes, and
+//! limits them (see `docs/REFERENCE.md`).
 //!
 //! The following are charged against the quota:
 //!
@@ -11,12 +11,12 @@
 //! - descriptors of large files
 //! - threads that inspect the target
 //!
-//! A task that would exceed a limit fails. Nothing waits for quota, so no key waits for another key.
+//! A task that would exceed a limit fails instead of waiting, so no key waits for another key.
 //!
-//! With io_uring, each key has its own ring, because storage that does not respond keeps slots of the ring occupied.
+//! With io_uring, each key has its own ring, because unresponsive storage occupies slots of the ring.
 //!
-//! **Invariant:** every resource that is kept is charged, and is released by dropping its [`Charge`], so that no exit
-//! path of a task can forget the release.
+//! **Invariant:** every use of a resource is a [`Charge`], which releases the resource on drop. So no exit path of a
+//! task can forget the release.
 
 pub(crate) mod limits;
 pub(crate) mod messages;
@@ -45,14 +45,14 @@ pub struct Quotas {
     files: Arc<Gauge>,
 }
 
-/// The quota of one key. Clones share it. The default quota belongs to no key and has the default limits.
+/// The quota of one key. Clones share it. A default quota belongs to no key and has the default limits.
 #[derive(Clone, Debug)]
 pub struct Quota(Arc<QuotaState>);
 
 #[derive(Debug)]
 struct QuotaState {
     memory: Arc<Gauge>,
-    /// The windows of lanes, in bytes. They limit the data waiting in this process.
+    /// The windows of lanes, in bytes. They limit the received data that is buffered in this process.
     windows: Arc<Gauge>,
     files: Arc<Gauge>,
     threads: Arc<Gauge>,
@@ -62,7 +62,7 @@ struct QuotaState {
     /// The storage engine of the key's transfers.
     file_io: OnceLock<Arc<dyn FileIo>>,
     transfers_max: AtomicUsize,
-    /// The limits on the key's journals. The journals themselves are counted in their directory.
+    /// The limits on the key's journals. Their usage is determined from the directory.
     room: Lock<JournalLimits>,
 }
 
@@ -72,7 +72,7 @@ struct Gauge {
     used: AtomicUsize,
     max: AtomicUsize,
     /// The gauge that limits this gauge and its siblings together. Each sibling must leave some of the total free for
-    /// the other siblings; see [`add_for_child`](Self::add_for_child).
+    /// the others. See [`add_for_child`](Self::add_for_child).
     parent: Option<Arc<Self>>,
 }
 
@@ -89,31 +89,31 @@ pub type ThreadCharge = [Charge; 2];
 /// The reservations for the descriptors of a staging directory and for its path.
 pub(crate) type StagingCharge = [Charge; 2];
 
-/// Number of descriptors of a large file that is being written: its own, one that bypasses the page cache, that of its
-/// directory, and two of the version that it replaces.
+/// Number of descriptors for writing a large file: one for the file, one that bypasses the page cache, one for its
+/// directory, and two for the version that it replaces.
 const DESCRIPTORS_PER_FILE: usize = 5;
 
 /// All keys together may use 1/2 of the process's descriptors. The rest is for connections, lanes and files that are
 /// open only briefly.
 const SHARES_OF_PROCESS: usize = 2;
 
-/// Windows may use 1/2 of a key's memory limit. They are charged separately, because a key with many lanes would
-/// otherwise have no memory left for messages.
+/// Windows may use 1/2 of a key's memory limit. They have their own gauge, because otherwise a key with many lanes
+/// would have no memory left for messages.
 const WINDOW_SHARE: usize = 2;
 
-/// Number of descriptors that a thread opens at the same time while it inspects entries or helps to write: a file, its
-/// directory, and the parent of that directory.
+/// Number of descriptors that a thread opens at the same time to inspect or write entries: a file, its directory, and
+/// the parent of that directory.
 const DESCRIPTORS_PER_THREAD: usize = 3;
 
 /// Number of descriptors of a staging directory: its own and that of its parent.
 const DESCRIPTORS_PER_STAGING: usize = 2;
 
-/// Number of copies of a staging directory's path: one in the list of all staging directories and one in its
+/// Number of copies of a staging directory's path: one in the list of all staging directories, and one in its
 /// generation.
 const PATHS_PER_STAGING: usize = 2;
 
 impl Quotas {
-    /// Returns the quota of a key, updated to the current limits.
+    /// Returns the quota of a key, with the current limits.
     #[must_use]
     pub fn of(&self, key: Fingerprint, limits: &Limits) -> Quota {
         let mut quotas = self.by_key.lock();
@@ -193,7 +193,7 @@ impl Quota {
             .ok_or_else(|| Errno::MFILE.into())
     }
 
-    /// Reserves one descriptor that stays open for a long time. Returns `None` if a limit would be exceeded.
+    /// Reserves a descriptor that stays open for a long time. Returns `None` if a limit would be exceeded.
     #[must_use]
     pub fn charge_descriptor(&self) -> Option<Charge> {
         self.0.files.charge(1)
@@ -209,8 +209,8 @@ impl Quota {
         ])
     }
 
-    /// Reserves the descriptors of an optional staging directory, whose files could also be renamed into place one by
-    /// one. Returns `None` unless most descriptors are free for large files, which always need descriptors.
+    /// Reserves the descriptors of an optional staging directory. Without it, its files are renamed into place one by
+    /// one. Returns `None` unless most descriptors are free, because large files need them.
     pub(crate) fn charge_spare_staging(&self, path: &RelPath) -> Option<StagingCharge> {
         self.leaves_most_descriptors()
             .then(|| self.charge_staging(path))?
@@ -225,7 +225,7 @@ impl Quota {
         ])
     }
 
-    /// Returns the storage engine of this key's transfers: a new one if each key needs its own, otherwise `usual`.
+    /// Returns the storage engine of this key's transfers: a separate one if each key needs its own, otherwise `usual`.
     #[must_use]
     pub fn file_io(&self, usual: &Arc<dyn FileIo>) -> Arc<dyn FileIo> {
         Arc::clone(
@@ -235,8 +235,8 @@ impl Quota {
         )
     }
 
-    /// Returns a turn (a share of CPU time) for a thread that hashes, lists or writes for a session. The turn ends when
-    /// `stopping` is set.
+    /// Returns a turn (permission to run) for a thread that hashes, lists or writes for a session. The turn is over
+    /// when `stopping` is set.
     pub fn turn<'a>(&'a self, task: Task, stopping: &'a AtomicBool) -> Turn<'a> {
         self.0.storage_threads.turn(task, stopping)
     }
@@ -249,7 +249,7 @@ impl Quota {
             .for_each(|(work, threads)| of.recall(work, threads));
     }
 
-    /// Remembers the number of this key's threads that was useful on a file system, for later transfers.
+    /// Stores the number of this key's threads that was useful on a file system, for later transfers.
     pub(crate) fn keep_threads(&self, of: &FileSystemThreadCounts) {
         self.work_and_threads()
             .into_iter()
@@ -274,7 +274,7 @@ impl Quota {
         self.0.storage_threads.is_slow(Task::Write)
     }
 
-    /// Runs `work` on this thread and on as many other threads of the key as are useful; see
+    /// Runs `work` on this thread and on as many other threads of the key as are useful. See
     /// [`StorageThreads::run_parallel`].
     pub(crate) fn run_parallel<T: Send>(
         &self,
@@ -288,8 +288,8 @@ impl Quota {
             .run_parallel(task, name, stopping, || self.charge_helper(), work)
     }
 
-    /// Runs `work`, which renames files into place, like [`run_parallel`](Self::run_parallel). The threads use separate
-    /// turns (shares of CPU time), because writers may hold all other turns while they wait for this work.
+    /// Runs `work`, which renames files into place, like [`run_parallel`](Self::run_parallel). The threads have
+    /// separate turns (permission to run), because writers may hold all other turns while they wait for this work.
     pub(crate) fn name_side_by_side<T: Send>(
         &self,
         work: impl Fn(&Turn<'_>) -> T + Sync,
@@ -301,17 +301,17 @@ impl Quota {
     }
 
     /// Runs `work`, which removes the leftovers of a session that has ended, on as many threads as the session used for
-    /// writing; see [`run_parallel`](Self::run_parallel).
+    /// writing. See [`run_parallel`](Self::run_parallel).
     pub(crate) fn discard_side_by_side(&self, work: impl Fn(&Turn<'_>) + Sync) {
         self.run_parallel(Task::Write, "zmove-discard", &NEVER, work);
     }
 
-    /// Returns a turn (a share of CPU time) for a thread that renames files into place.
+    /// Returns a turn (permission to run) for a thread that renames files into place.
     pub(crate) fn naming_turn(&self) -> Turn<'_> {
         self.0.naming_threads.turn(Task::Write, &NEVER)
     }
 
-    /// Reserves a helper thread. Returns `None` unless most descriptors are free for large files.
+    /// Reserves a helper thread. Returns `None` unless most descriptors are free, because large files need them.
     #[must_use]
     pub fn charge_helper(&self) -> Option<ThreadCharge> {
         self.leaves_most_descriptors()
@@ -327,8 +327,8 @@ impl Quota {
         *self.0.room.lock()
     }
 
-    /// Returns the number of directories that each of the `writers` of a transfer may keep open. Even with the maximum
-    /// number of transfers, open directories use at most half of the key's descriptors.
+    /// Returns the number of directories that each of a transfer's `writers` may keep open. With this number, open
+    /// directories use at most half of the key's descriptors even with the maximum number of transfers.
     pub(crate) fn directories_each(&self, writers: usize) -> usize {
         let writers = self
             .0
@@ -339,7 +339,7 @@ impl Quota {
     }
 }
 
-/// A flag that is never set, for work that also runs after the session has ended.
+/// A flag that is never set, for work that continues after the end of the session.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl QuotaState {
@@ -438,8 +438,8 @@ impl Gauge {
         fits
     }
 
-    /// Adds `amount` for a child gauge that then uses `part` in total. Returns false if `part` would be more than half
-    /// of the amount that the other children leave free. Each additional child therefore finds some space.
+    /// Adds `amount` for a child gauge whose total usage is then `part`. Returns false if `part` would exceed half of
+    /// the amount that is free without this child. So each additional child gets some of the total.
     fn add_for_child(&self, amount: usize, part: usize) -> bool {
         let max = self.max();
         let more = |used: usize| {
@@ -471,7 +471,7 @@ impl Gauge {
 }
 
 impl Charge {
-    /// Reserves more.
+    /// Reserves `more`.
     ///
     /// # Errors
     /// The limit would be exceeded. The existing reservation is kept.
@@ -493,7 +493,7 @@ impl Charge {
         self.gauge.release(less);
     }
 
-    /// Adds another reservation of the same gauge to this reservation.
+    /// Adds another reservation of the same gauge to this one.
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(
             Arc::ptr_eq(&self.gauge, &other.gauge),
@@ -525,14 +525,14 @@ mod tests {
     use zmove_types::ByteCount;
 
     impl Quota {
-        /// Returns a quota with which only one thread works at a time, however long its work takes.
+        /// Returns a quota with which only one thread works at a time, regardless of the duration of its work.
         pub(crate) fn with_one_place() -> Self {
             let mut state = QuotaState::new(&Limits::default(), Gauge::default());
             state.storage_threads = StorageThreads::one_at_a_time();
             Self(Arc::new(state))
         }
 
-        /// Makes the key's storage count as slow for writes.
+        /// Makes the key's storage count as slow for writing.
         pub(crate) fn begin_to_write_late(&self) {
             self.0.storage_threads.start_with(Task::Write, 256);
         }

@@ -1,10 +1,9 @@
-//! The paths that a sender may use in the target, restricted by their first component (a "top name"). They are
-//! restricted if this side requested certain sources, or if the sender announced a single file. A sender may not write,
-//! compare, list or remove anything else. If this side has listed the paths that it wants, the complete paths are
-//! checked.
+//! Restricts the paths that a sender may use in the target by their first component (a "top name"). The restriction
+//! applies if this side requested certain sources, or if the sender announced a single file. A sender may not write,
+//! compare, list or remove any other path. If this side has requested a list of paths, complete paths are checked.
 //!
-//! A single file may be renamed to the name of the target. Paths are then relative to the directory that contains the
-//! target. The user has not named that directory, so the sender may write only this one file in it.
+//! A single file may get the name of the target. In that case, paths are relative to the directory that contains the
+//! target. The user has not named that directory, so the sender may write only this file in it.
 //!
 //! No sender may use the directories of shared jobs, at any depth.
 //!
@@ -23,27 +22,28 @@ use zmove_wire::{
 /// itself.
 #[derive(Clone, Default)]
 pub struct TopNames {
-    /// The requested names; `None` allows any name.
+    /// The requested names, or `None` if any name is allowed.
     wanted: Option<Arc<WantedNames>>,
     /// Whether the sender may set the mode and time of the target directory itself.
     itself: bool,
-    /// Whether the sender may write only a single file. Directories and paths with several components are then refused.
+    /// Whether the sender may write only a single file. If so, directories and paths with several components are
+    /// refused.
     single: bool,
 }
 
-/// A function that returns whether this side requested the given first component of a path.
+/// A function that returns whether this side has requested a first component.
 type IsAsked = dyn Fn(&[u8]) -> bool + Send + Sync;
 
 /// The requested names.
 enum WantedNames {
-    /// All paths whose first component makes this function return true.
+    /// All paths for whose first component this function returns true.
     Tops(Box<IsAsked>),
     /// Only the paths of a list.
     Listed(Arc<ListedPaths>),
 }
 
-/// The paths of a list, and the directories that lead to them. Listing a directory does not include the contents of the
-/// directory. The paths are stored as hashes.
+/// The paths of a list and their parent directories, stored as hashes. A listed directory does not include its
+/// contents.
 #[derive(Debug, Default)]
 pub struct ListedPaths {
     paths: HashOnlySet,
@@ -51,7 +51,7 @@ pub struct ListedPaths {
 }
 
 impl ListedPaths {
-    /// Adds a path as a user may write it, for example with a trailing slash or with `.` components.
+    /// Adds a path in the form in which a user may type it, for example with a trailing slash or with `.` components.
     pub fn add(&mut self, path: &[u8]) {
         let parts = path
             .split(|&byte| byte == b'/')
@@ -89,7 +89,7 @@ impl WantedNames {
 }
 
 impl TopNames {
-    /// Allows only names for which `wanted` returns true, and not the target itself.
+    /// Allows only names for which `wanted` returns true. The target itself is not allowed.
     pub fn only(wanted: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Self {
         let wanted = WantedNames::Tops(Box::new(wanted));
         Self {
@@ -109,7 +109,7 @@ impl TopNames {
         }
     }
 
-    /// Restricts the names further to the names that a sender may use after it has announced this shape of the target.
+    /// Restricts the names further, for a sender that has announced this shape of the target.
     #[must_use]
     pub(crate) fn of_shape(self, shape: &TargetShape) -> Self {
         let TargetShape::Single { name } = shape else {
@@ -129,8 +129,8 @@ impl TopNames {
     /// Checks a path below the target.
     ///
     /// # Errors
-    /// [`WireError::Unasked`] if the path was not requested; [`WireError::OfSharedJob`] if it leads into the directory
-    /// of a shared job.
+    /// [`WireError::Unasked`] if the path was not requested, or [`WireError::OfSharedJob`] if it leads into the
+    /// directory of a shared job.
     pub fn check(&self, path: &RelPath) -> Result<(), WireError> {
         check_reserved(path.components())?;
         let Some(wanted) = &self.wanted else {
@@ -152,8 +152,7 @@ impl TopNames {
         }
     }
 
-    /// Checks names in a directory. The caller must already have checked that the directory does not belong to a shared
-    /// job.
+    /// Checks names in a directory. The caller must have checked that the directory does not belong to a shared job.
     fn check_in<'a>(
         &self,
         directory: &RelPath,
@@ -305,7 +304,7 @@ mod tests {
         TopNames::listed(Arc::new(listed))
     }
 
-    /// Directories that lead to listed paths are allowed, but none of their other entries.
+    /// Parent directories of listed paths are allowed, but none of their other entries.
     #[test]
     fn only_listed_paths_and_directories_on_the_way_to_them_come() {
         let names = listed(&["a/b/f", "./d/", "x//y"]);
@@ -344,7 +343,7 @@ mod tests {
         assert_eq!(comes, [true, true, false, false, false]);
     }
 
-    /// A single file may be renamed to the name of the target. Paths are then relative to the parent of the target.
+    /// A single file may get the name of the target. In that case, paths are relative to the parent of the target.
     #[test]
     fn of_a_single_file_nothing_comes_beside_it() {
         let shape = TargetShape::Single {
@@ -533,7 +532,7 @@ mod tests {
         }
     }
 
-    /// A link to a journal of the job could be used to change the journal in place.
+    /// A sender could use a link to a journal of the job to change the journal in place.
     #[test]
     fn nobody_names_the_directory_of_a_shared_job() {
         let any = TopNames::default();

@@ -18,8 +18,8 @@ pub struct SessionReport {
     pub items: u64,
     /// Number of entries that failed.
     pub faults: u64,
-    /// The reason why no journal could be kept, if the journal failed. Without a journal, an interrupted transfer
-    /// cannot resume its large files.
+    /// The reason why the journal failed, if it did. Without a journal, an interrupted transfer cannot resume its large
+    /// files.
     pub journal_trouble: Option<String>,
     /// The purpose of the session. `None` if the session stores data.
     pub looked: Option<InspectionKind>,
@@ -41,16 +41,16 @@ pub(crate) struct Connections {
     pub(crate) writer: ControlWriter,
     pub(crate) inbox: Messages,
     pub(crate) lanes: mpsc::Receiver<Box<dyn LaneSource>>,
-    /// If this side dialed: a notification for each lane that could not be established.
+    /// If this side has dialed: a notification for each lane that could not be established.
     pub(crate) failed_lanes: Option<mpsc::UnboundedReceiver<()>>,
-    /// Texts for the sender's user that state why the session is waiting.
+    /// Texts for the sender's user that state the reason why the session is waiting.
     pub(crate) wait_notices: Option<mpsc::UnboundedReceiver<String>>,
 }
 
-/// How long a peer may take to close its end of the connection.
+/// Time limit for a peer to close its end of the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Receives the next value of a channel. Returns `None` if `said` is `None` or the channel is closed.
+/// Receives the next value from a channel. Returns `None` if `said` is `None` or the channel is closed.
 pub(crate) async fn next<T>(said: &mut Option<mpsc::UnboundedReceiver<T>>) -> Option<T> {
     said.as_mut()?.recv().await
 }
@@ -60,8 +60,8 @@ impl Connections {
         self.writer.send(&encode_message(message)).await
     }
 
-    /// Inspects the target of a session that stores nothing, and then lets the peer begin. Refuses the peer if the
-    /// inspection fails or `stop` resolves first.
+    /// Inspects the target of a session that stores nothing, and then permits the peer to begin. Refuses the peer if
+    /// the inspection fails or `stop` resolves first.
     pub(crate) async fn open_after<T: Send + 'static>(
         mut self,
         stop: impl Future<Output = SessionError>,
@@ -79,7 +79,7 @@ impl Connections {
         }
     }
 
-    /// Lets the peer begin.
+    /// Permits the peer to begin.
     pub(crate) async fn open(&mut self, opened: Opened) -> Result<(), SessionError> {
         Ok(self.send(&ToSender::Opened(opened)).await?)
     }
@@ -90,13 +90,13 @@ impl Connections {
         self.writer.finish().await
     }
 
-    /// Sends the peer the reason why its transfer does not begin, and returns that error.
+    /// Informs the peer why its transfer does not begin, and returns that error.
     pub(crate) async fn refuse(mut self, error: SessionError) -> SessionError {
         let said = async {
             self.send_last(&ToSender::Refused(refusal_of(&error)))
                 .await?;
-            // Read and discard the remaining messages of the peer. Closing a connection with unread data could destroy
-            // the refusal in transit.
+            // The remaining messages of the peer are read and discarded. Closing a connection with unread data could
+            // destroy the refusal in transit.
             while self.inbox.recv().await.is_some() {}
             Ok::<_, ControlError>(())
         };
@@ -104,8 +104,8 @@ impl Connections {
         error
     }
 
-    /// Ends the conversation. After an error, sends the peer the reason. After success, waits until the peer closes
-    /// first, so that nothing that it sent is left unread.
+    /// Ends the conversation. After an error, sends the reason to the peer. After success, waits until the peer has
+    /// closed its end, so that all its data is read.
     pub(crate) async fn end_session(&mut self, ended: &Result<(), SessionError>) {
         let said = async {
             if let Err(error) = ended {
@@ -118,8 +118,8 @@ impl Connections {
     }
 }
 
-/// Runs one step of a session that has no threads yet, unless `stop` resolves first. A peer that does not read cannot
-/// keep such a session from ending.
+/// Runs one step of a session that has no threads yet, unless `stop` resolves first. So a peer that does not read
+/// cannot prevent the end of the session.
 ///
 /// # Errors
 /// The output of `stop`.
@@ -133,7 +133,7 @@ pub async fn unless_stopped<T, S>(
     }
 }
 
-/// Inspects the target on a thread that may block.
+/// Inspects the target on a blocking thread.
 pub(crate) async fn look<T: Send + 'static>(
     look: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -141,7 +141,7 @@ pub(crate) async fn look<T: Send + 'static>(
     looked.unwrap_or_else(|_panic| Err(refusal_of(&SessionError::Panicked)))
 }
 
-/// Returns an `Opened` message with only a state and a limit on lanes.
+/// Returns an `Opened` message that contains only a state and a limit on lanes.
 pub(crate) fn opened(state: TargetState, lanes_max: u16) -> Opened {
     Opened {
         state,
@@ -153,7 +153,7 @@ pub(crate) fn opened(state: TargetState, lanes_max: u16) -> Opened {
     }
 }
 
-/// Returns the refusal that reports an error of this side to the peer.
+/// Returns the refusal that informs the peer of an error on this side.
 pub(crate) fn refusal_of(error: &SessionError) -> Refusal {
     if let SessionError::CutOff(refusal) | SessionError::Refused(refusal) = error {
         return refusal.clone();

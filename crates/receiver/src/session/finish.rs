@@ -32,24 +32,25 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<ThreadRep
         ThreadReport::File(cause.of_file(file.id))
     };
     let unfinished = transfer.files.retire_all().into_iter();
-    // In a job of several receivers, a file is completed by a request from the node that leads the job, possibly at
-    // another receiver. The file is therefore not reported as incomplete here.
+    // In a shared job, an order of a sender completes a file, possibly at another receiver. So the file is not reported
+    // as incomplete here.
     let mut outcomes: Vec<_> = unfinished
         .filter(|_| target.shared_job.is_none())
         .map(incomplete)
         .collect();
-    // A batch is reported as stored just before it is passed to the publisher. Wait until all batches have been passed.
+    // A batch is reported as stored just before it is passed to the publisher, so this waits until all batches were
+    // passed.
     transfer.publisher.wait_until_placed();
-    // The kernel reports a write error to only one flush. Stop the publisher, so that no flush other than the ones
-    // below can consume the error.
+    // The kernel reports a write error to only one flush. The publisher is stopped, so that only the flushes below can
+    // receive the error.
     transfer.publisher.stop();
     publish_all(transfer);
-    // Files that have just been published may have made parts of earlier transfers obsolete.
+    // Files that were just published may have made parts of earlier transfers obsolete.
     transfer.parts.drop_overtaken(&target.tree);
     let directories = match target.shared_job {
         None => target.directories.take_bottom_up(),
-        // Other sessions of the job continue to write to these directories. When they are done, the node that leads the
-        // job requests that the metadata be set.
+        // Other sessions of the job still write to these directories. When they have finished, the head (the node that
+        // leads the job) orders a receiver to set the metadata.
         Some(_) => Vec::new(),
     };
     for level in directories.chunk_by(|one, next| one.depth == next.depth) {
@@ -70,8 +71,8 @@ pub(crate) fn finish(transfer: &Transfer) -> io::Result<(Duration, Vec<ThreadRep
     Ok((started.elapsed(), outcomes))
 }
 
-/// Sets the mode of the target directory if the source has not sent a mode. An existing directory gets the mode that it
-/// had before it was made accessible. A directory that this transfer created gets the usual mode of a new directory.
+/// Sets the mode of the target directory if the source has not sent one. An existing directory gets back the mode that
+/// it had before it was made accessible. A directory that this transfer has created gets the usual mode.
 fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     let directory = target.tree.open_directory(&RelPath::root())?;
     let set = match target.mode_before {
@@ -87,8 +88,8 @@ fn set_mode_of_target(target: &TargetTree) -> io::Result<Option<Fault>> {
     Ok(None)
 }
 
-/// Finishes directories of the same depth. Several threads can work on them, because no directory of that depth
-/// contains another.
+/// Finishes directories of the same depth. Several threads can do this, because none of these directories contains
+/// another.
 fn finish_level(transfer: &Transfer, level: &[Remembered]) -> io::Result<Vec<Fault>> {
     let parts = Lock::new(level.chunks(PART_DIRECTORIES));
     let done = transfer.run_parallel(Task::Write, "zmove-finish", |turn| {
@@ -130,13 +131,13 @@ fn finish_part(
                 .map(|()| opened)
         };
         match opened.and_then(set) {
-            // Opening the directory also adds its file system to the final flush. The directory may be the only change
-            // in that file system. If files are flushed one by one, only this call makes the links and subdirectories
-            // in the directory durable.
+            // Opening the directory adds its file system to the final flush, which the directory may be the only one to
+            // change. If files are flushed one by one, only this call makes the links and subdirectories in the
+            // directory durable.
             Ok(directory) => {
                 target.flush_if_per_file(&directory)?;
             }
-            // The directory existed only at the target and has been removed: the source lost it after it was sent.
+            // The source has lost the directory after it was sent, so the mirror has removed it from the target.
             Err(error) if mirrors && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let path = remembered.path();
@@ -152,12 +153,10 @@ fn finish_part(
 }
 
 /// Opens remembered directories in order. Only the first directory of a parent is opened by its path from the root. The
-/// others are opened relative to the parent, because thousands of directories may share a parent whose path has
-/// thousands of components.
+/// others are opened relative to the parent, because thousands of directories may share a parent with a very long path.
 struct Opener<'a> {
     tree: &'a Tree,
-    /// The parent path of the directory opened last. The parent itself is opened when a second directory in it is
-    /// requested.
+    /// The parent path of the last directory. The parent itself is opened when a second directory in it is requested.
     last: Option<(&'a Arc<RelPath>, Option<Tree>)>,
 }
 
@@ -170,7 +169,7 @@ impl<'a> Opener<'a> {
             .filter(|(last, _)| Arc::ptr_eq(last, path))
         else {
             self.last = Some((path, None));
-            // Another source may already have set a mode that denies access to the directory.
+            // Another source may already have set a mode that denies access to this directory.
             return self.tree.open_own_directory(&remembered.path());
         };
         let above = match above {
@@ -194,7 +193,7 @@ mod tests {
 
     use crate::store::placer::tests::transfer;
 
-    /// The next transfer of the run may already be working there.
+    /// The next transfer of the run may already write to these directories.
     #[test]
     fn a_session_that_is_over_changes_no_directory() {
         let home = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! A session that inspects the target. It reports the changes that a transfer would make, or the differences.
+//! A session that inspects the target. It reports the changes that a transfer would make, or all differences.
 //!
 //! **Invariant:** neither this module nor any code that it calls changes the target. File system features are tested
-//! only with a file that has no name. When [`run`] returns, the threads that it started have ended.
+//! only with an unnamed file. When [`run`] returns, the threads that it started have ended.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::store::target::InspectedTarget;
 struct InspectionSession {
     connections: Connections,
     inspection: Arc<Inspection>,
-    /// The names that the sender may ask about.
+    /// The names about which the sender may ask.
     names: TopNames,
     requests: OpenRequests,
     /// The threads that inspect the target.
@@ -39,7 +39,7 @@ struct InspectionSession {
     outcomes: mpsc::Receiver<ChargedReport>,
 }
 
-/// Maximum number of outcomes waiting to be sent.
+/// Maximum number of queued outcomes.
 const OUTCOMES_MAX: usize = 64;
 
 /// Answers requests until the sender announces the end.
@@ -181,7 +181,7 @@ impl InspectionSession {
         }
     }
 
-    /// Ends the session: stops its threads, and waits for them.
+    /// Stops the threads of the session and waits for them.
     async fn end(mut self, ended: &Result<(), SessionError>) {
         self.inspection.stopping.store(true, Ordering::Relaxed);
         self.outcomes.close();

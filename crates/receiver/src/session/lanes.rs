@@ -28,7 +28,7 @@ pub(crate) fn run_lane(
 ) {
     let mut has_delivered = false;
     let ended = match receive_all(transfer, source, queue, &mut has_delivered) {
-        // While the session is stopping, a broken lane is not an error.
+        // A broken lane is not an error while the session is stopping.
         Err(_) if transfer.stopping.load(Ordering::Relaxed) => Ok(()),
         ended => ended.map_err(SessionError::from),
     };
@@ -49,7 +49,7 @@ fn receive_all(
     while let Some(frame) = source.receive(&transfer.pool, &mut watch)? {
         *has_delivered = true;
         watch.set_bytes_in_progress(0);
-        // A socket that has been shut down still returns data that arrived before the shutdown.
+        // After the shutdown of a socket, data that was received before can still be read.
         if transfer.stopping.load(Ordering::Relaxed) {
             return Err(LaneError::Stopped);
         }
@@ -105,8 +105,8 @@ fn receive_all(
     Ok(())
 }
 
-/// Declares a large file. A damaged declaration counts as not received. The next chunk on the lane is then reported as
-/// damaged, and the sender resends both the declaration and the chunk.
+/// Declares a large file. A damaged declaration is ignored. The next chunk on the lane is then reported as damaged, and
+/// the sender resends both the declaration and the chunk.
 fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     let Some((id, head)) = check_declaration(frame)? else {
         return Ok(());
@@ -118,7 +118,7 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     }
     transfer.top_names.check(&head.path)?;
     let mut allowed = Ok(());
-    // Each lane carries its own declaration of a file, but this closure runs only for the first declaration.
+    // Each lane carries the declaration of a file, but this closure runs only for the first one.
     let old_version = |head: &FileHead| {
         allowed = transfer.charge_parents(&head.path);
         if allowed.is_ok() {
@@ -146,14 +146,15 @@ fn declare(transfer: &Transfer, frame: &Frame) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Returns a group to store, or a report if the group arrived damaged.
+/// Returns a group to store, or a report if the group is damaged.
 fn check_group(transfer: &Transfer, frame: Frame) -> Option<Result<WriterJob, StoredItem>> {
     let item = frame.header.item;
     let Ok(found) = transfer.files.find(frame.header.file) else {
         return Some(Err(mismatch_report(item)));
     };
     let Some(file) = found else {
-        // The file has already failed, so its data is useless. Settle the item so that the sender does not wait for it.
+        // The file has already failed, so its data is not needed. The item is settled, so that the sender does not wait
+        // for it.
         transfer.reports.settle(item);
         return None;
     };

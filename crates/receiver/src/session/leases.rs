@@ -1,4 +1,4 @@
-//! Leases, which ensure that only one session of a run works, and only while its sender is alive.
+//! Leases. They ensure that only one session of a run is active, and only while its sender is alive.
 
 pub(crate) mod earlier;
 pub(crate) mod keeping;

@@ -1,7 +1,7 @@
-//! Lanes whose connections fail while the control connection works. The sender reports their items and resends them
+//! Lanes whose connections are lost while the control connection works. The sender reports their items and resends them
 //! over other lanes.
 //!
-//! **Invariant:** if the sender does not report a lost lane in time, the transfer ends, so nothing waits forever for
+//! **Invariant:** if the sender does not report a lost lane in time, the transfer ends, so no thread waits forever for
 //! the items of that lane.
 
 use std::future::pending;
@@ -15,13 +15,12 @@ use crate::error::SessionError;
 /// Tracks the lost lanes of one transfer.
 #[derive(Debug, Default)]
 pub(crate) struct LostLanes {
-    /// Number of lanes that the sender reported before this side noticed their loss. Negative if this side has noticed
-    /// losses that the sender has not reported.
+    /// Number of lost lanes that the sender has reported, minus the number that this side has detected.
     ahead: i64,
     waiting: Option<(Instant, SessionError)>,
 }
 
-/// How long a sender may take to report a lost lane.
+/// Time limit for a sender to report a lost lane.
 const LANE_REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl LostLanes {
@@ -41,7 +40,7 @@ impl LostLanes {
         }
     }
 
-    /// Waits until the sender is overdue with its report of a lost lane, and returns the error of that lane.
+    /// Waits until the sender is overdue to report a lost lane, and returns the error of that lane.
     pub(crate) async fn overdue(&mut self) -> SessionError {
         match &self.waiting {
             Some((until, _)) => sleep_until(*until).await,

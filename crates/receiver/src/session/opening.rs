@@ -28,9 +28,9 @@ use crate::store::target::{Target, wait_for_jobs_above};
 pub enum Opening {
     /// The peer sends the opening as its first message.
     Sent,
-    /// This side ordered the transfer and supplies the opening. The peer must not send one.
+    /// This side has ordered the transfer and supplies the opening. The peer must not send one.
     Ordered {
-        /// The opening. Its `shape` field is replaced by the shape received from the channel below.
+        /// The opening. Its `shape` is replaced by the shape from the channel below.
         open: Box<Open>,
         /// The shape of the peer's sources.
         shape: oneshot::Receiver<TargetShape>,
@@ -47,7 +47,7 @@ impl Opening {
     }
 }
 
-/// Takes up the grant on which an opening relies, if any.
+/// Redeems the grant that an opening uses, if any.
 pub(super) async fn take_up(
     config: &ReceiverConfig,
     open: &Open,
@@ -125,8 +125,8 @@ impl OpenTarget {
     /// Returns the description of the target that is sent to the sender.
     pub(super) fn opened(&self, lanes_max: u16) -> Opened {
         let Self { target, parts, .. } = self;
-        // A sender asks about files only if the target is reported as populated. The replies also report the groups
-        // that earlier transfers have stored, so report a populated target if such groups exist.
+        // A sender asks about files only if the target is reported as populated. The replies also report groups of
+        // earlier transfers, so the target is reported as populated if such groups exist.
         let state = if parts.has_earlier() {
             TargetState::Populated
         } else {
@@ -149,8 +149,7 @@ pub(super) async fn resolve(
     lease: Lease,
     other_jobs: OtherJobs,
 ) -> Result<OpenTarget, Refusal> {
-    // Several sessions of a shared job run at the same time, so a session of such a job does not wait for earlier
-    // sessions.
+    // The sessions of a shared job run concurrently, so they do not wait for earlier sessions.
     if let Some(earlier) = open.earlier.as_ref().filter(|_| open.shared_job.is_none()) {
         wait_for_earlier(earlier, &other_jobs).await?;
     }
@@ -162,16 +161,16 @@ pub(super) async fn resolve(
             ..
         } = config.rights;
         if open.shared_job.is_some() {
-            // A node has the permissions of the node that leads the job and that signed its grant, so this check covers
-            // all sessions of a job.
+            // A node has the permissions of the head (the node that leads the job), which has signed its grant. So this
+            // check covers all sessions of a job.
             if leading == LeaderPermission::Denied {
                 return Err(Refusal::new(RefusalCode::Denied, LEADING_DENIED));
             }
             check(&open)?;
         }
         let quota = config.quota;
-        // A job waits only before it begins. If a running job stopped its heartbeat for the duration of the wait, other
-        // receivers would consider the job dead.
+        // A job waits only before it begins. If a running job stopped its heartbeat during the wait, other receivers
+        // would assume that the job is dead.
         let waits = !is_under_way(&open);
         if waits {
             wait_for_jobs_above(&open, &access, &other_jobs)?;
@@ -188,7 +187,7 @@ pub(super) async fn resolve(
                 PartStore::new(config.journals, transfer, owner, &target.tree, &quota)
             }
             Some(part) => {
-                // The owner also contains the node, for messages. The device is left out because device numbers differ
+                // The owner also contains the node, for messages. The device is omitted, because device numbers differ
                 // between hosts.
                 let owner = format!("{owner} {}", part.node);
                 let begin = Begin {
@@ -228,14 +227,14 @@ pub(super) fn is_under_way(open: &Open) -> bool {
     part.is_some_and(|part| part.beginning == Beginning::UnderWay)
 }
 
-/// Returns the number of bytes that this process can still store in a directory's file system; `None` if unknown or
-/// unlimited.
+/// Returns the number of bytes that this process can still store in a directory's file system, or `None` if it is
+/// unknown or unlimited.
 pub(crate) fn free_bytes(directory: BorrowedFd<'_>) -> Option<u64> {
     let stat = rustix::fs::fstatvfs(directory).ok()?;
     (stat.f_blocks > 0).then(|| zmove_disk::free_bytes(&stat))
 }
 
-/// How long a peer may take to send its opening.
+/// Time limit for a peer to send its opening.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const LEADING_DENIED: &str = "this key may not lead a job of several receivers here (ask an operator of this receiver \
     to run 'zmove allow KEY --lead')";

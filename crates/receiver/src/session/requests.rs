@@ -1,5 +1,5 @@
-//! Outstanding requests of a peer, by kind. Each kind has its own limit, because directory listings use much more
-//! memory than verdicts.
+//! Outstanding requests of a peer, by kind. Each kind has its own limit, because listings use much more memory than
+//! verdicts.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::SessionError;
 /// A request of the peer. It counts as outstanding until this value is dropped.
 pub(crate) type PendingRequest = Arc<()>;
 
-/// The outstanding requests of each kind. Each counter has one reference here and one for each outstanding request.
+/// The outstanding requests of each kind. Each counter has one reference here, and one for each outstanding request.
 #[derive(Debug, Default)]
 pub(super) struct OpenRequests {
     entries: PendingRequest,
@@ -55,7 +55,7 @@ impl OpenRequests {
         count(&self.orders, JOB_ORDERS_OUTSTANDING_MAX, what)
     }
 
-    /// Returns whether no listings and no removals are outstanding.
+    /// Returns whether no listings and removals are outstanding.
     pub(super) fn is_mirror_idle(&self) -> bool {
         [&self.listings, &self.removals].into_iter().all(is_idle)
     }

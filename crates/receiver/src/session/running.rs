@@ -1,5 +1,5 @@
-//! A session with a transfer in progress. Handles the sender's messages and the outcomes from the threads, and reports
-//! the results of its items to the sender.
+//! A session with a transfer in progress. Handles the sender's messages and the outcomes of the threads, and reports
+//! the results of items to the sender.
 //!
 //! **Invariant:** the memory of a report is reserved before the report is queued, and released only after it has been
 //! sent.
@@ -45,8 +45,8 @@ use crate::store::writer::{WriterJob, write_all};
 /// The task that runs [`finish::finish`].
 type Finishing = tokio::task::JoinHandle<io::Result<(Duration, Vec<ThreadReport>)>>;
 
-/// Maximum number of outcomes handled before the next message is sent. Handling many outcomes first combines their
-/// receipts in one message.
+/// Maximum number of outcomes that are handled before the next message is sent. This combines many receipts in one
+/// message.
 const OUTCOMES_PER_TURN: usize = 1024;
 
 /// The threads of one transfer.
@@ -139,10 +139,10 @@ impl SessionThreads {
         })
     }
 
-    /// Returns the times of the writers when all work is done. `finishing` is the duration of finishing the target.
+    /// Returns the times of the writers after all work is done. `finishing` is the time for finishing the target.
     ///
-    /// A writer records a wait only when the wait ends, so time that no writer has recorded counts as waiting. All
-    /// writers count as busy while the target's directories are finished and its storage is flushed.
+    /// A writer records a wait only when the wait ends, so unrecorded time counts as waiting. All writers count as busy
+    /// while directories are finished and the storage is flushed.
     fn store_times(&self, booked: StageTimes, finishing: Duration) -> StageTimes {
         let busy = booked.busy + finishing * self.writers;
         let waited = (self.started.elapsed() * self.writers).saturating_sub(busy + booked.blocked);
@@ -171,19 +171,19 @@ pub(super) struct RunningSession {
     threads: SessionThreads,
     pub(super) transfer: Arc<Transfer>,
     ledger: ReceiverTransfer,
-    /// Memory reserved for messages of the ledger that have not been sent.
+    /// Memory reserved for messages of the ledger that were not sent yet.
     unsent: Charge,
     report: SessionReport,
     requests: OpenRequests,
     /// The threads that answer requests.
     workers: Workers,
-    /// The task that performs the last flush and sets the times of directories, while it runs.
+    /// The task that sets the times of directories and performs the last flush, while it runs.
     finishing: Option<Finishing>,
     lost: LostLanes,
     lanes_max: usize,
     /// The grants of the peer, if the transfer was opened by one.
     pub(super) grants: Option<Arc<dyn Grants>>,
-    /// For a transfer opened by a grant: the totals last recorded, as stored files and remaining removals.
+    /// For a transfer opened by a grant: the totals that were last recorded, as stored files and remaining removals.
     noted: Option<(Stored, u64)>,
 }
 
@@ -220,7 +220,7 @@ impl RunningSession {
     pub(super) async fn drive(&mut self, cpu_started: Duration) -> Result<(), SessionError> {
         loop {
             tokio::select! {
-                // A sender that replaces a lane dials the new lane while the old lane is still ending.
+                // A sender that replaces a lane dials the new lane before the old lane has ended.
                 Some(lane) = self.connections.lanes.recv(), if self.threads.lanes.count() < self.lanes_max => {
                     self.threads.add_lane(&self.transfer, lane)?;
                 }
@@ -241,8 +241,8 @@ impl RunningSession {
         }
     }
 
-    /// Records stored and removed entries before the sender is notified. They then stay counted even if this process is
-    /// killed. The order matters, because a sender never resends a file that was reported as stored.
+    /// Records stored and removed entries before the sender is notified, so that they are counted even if this process
+    /// is killed. The order matters, because a sender never resends a file that was reported as stored.
     async fn note_stored(&mut self) {
         let stored = self.transfer.meter.stored_total();
         let so_far = (stored, self.transfer.removals.left());
@@ -251,7 +251,7 @@ impl RunningSession {
         {
             self.noted = Some(so_far);
             let noting = tokio::task::spawn_blocking(move || grants.note(stored));
-            // A panic has already been reported. If the task panicked, some entries are not counted.
+            // A panic has already been reported. It only means that some entries are not counted.
             let _best_effort = noting.await;
         }
     }
@@ -260,7 +260,7 @@ impl RunningSession {
         &mut self,
         ChargedMessage { message, held }: ChargedMessage,
     ) -> Result<(), SessionError> {
-        // Check the names here and not during decoding, because the allowed names are known only after the first
+        // The names are checked here and not during decoding, because the allowed names are known only after the first
         // messages.
         self.transfer.top_names.check_message(&message)?;
         match message {
@@ -293,8 +293,8 @@ impl RunningSession {
         }
     }
 
-    /// Reports the items of a lost lane that were not received. Items that were received are already stored or queued
-    /// for a writer.
+    /// Reports the items of a lost lane that were not received. Received items are already stored or queued for a
+    /// writer.
     fn take_lost(&mut self, items: Vec<u64>) -> Result<(), SessionError> {
         within("lost items", items.len(), ITEMS_OUTSTANDING_MAX)?;
         self.lost.note_reported();
@@ -327,7 +327,7 @@ impl RunningSession {
                     let mut budget = WorkBudget::new(transfer.turn(Task::Read), &mut held);
                     let tree = Some(&transfer.target.tree);
                     let names = extraneous(tree, &ranges, &transfer.aliased, &mut budget);
-                    // End the turn (the share of CPU time) first, because reporting may have to wait.
+                    // The turn ends first, because reporting may have to wait.
                     drop(budget);
                     let answer = Answer::Extraneous(names);
                     let reply = ThreadReport::reply(number, answer);
@@ -340,7 +340,7 @@ impl RunningSession {
         }
     }
 
-    /// Starts work on a request and keeps its memory reserved until the request is answered.
+    /// Starts to work on a request. The memory of the request stays reserved until it is answered.
     fn start(
         &mut self,
         held: Charge,
@@ -375,7 +375,7 @@ impl RunningSession {
             ));
         }
         if request.order == SharedJobOrder::Ping {
-            // Answer a ping immediately. It must not wait for work that waits for storage.
+            // A ping is answered immediately, because the answer must not wait for storage.
             let answer = SharedJobAnswer {
                 number: request.number,
                 result: SharedJobResult::Done,
@@ -415,7 +415,7 @@ impl RunningSession {
         next.map_or(Ok(()), |report| self.take_report(report))
     }
 
-    /// Handles a report. Its memory stays reserved until the ledger has been sent, because the peer may not read.
+    /// Handles a report. Its memory stays reserved until the ledger was sent, because the peer may not read.
     fn take_report(&mut self, report: ChargedReport) -> Result<(), SessionError> {
         self.unsent.join(report.held);
         self.take_outcome(report.outcome)
@@ -439,8 +439,7 @@ impl RunningSession {
                     faults,
                 })?;
             }
-            // These faults include the faults that were reported when the item was stored. The sender counts each fault
-            // once.
+            // The list includes faults that were reported when the item was stored. The sender counts each fault once.
             ThreadReport::Published(item, faults) => {
                 self.transfer
                     .settle(PendingId::Item(item.0), Fate::StoredExcept(&faults));
@@ -502,7 +501,7 @@ impl RunningSession {
     }
 
     fn take_settled(&mut self, item: StoredItem) -> Result<(), SessionError> {
-        // The faults of a batch that will be published are counted when it is published.
+        // If a batch will be published, its faults are counted then.
         let faults = if item.mismatch {
             item.faults.clone()
         } else {
@@ -558,7 +557,7 @@ impl RunningSession {
             .await?)
     }
 
-    /// Waits for the threads that answer requests. These threads also discard the parts of abandoned files.
+    /// Waits for the threads that answer requests and discard the parts of abandoned files.
     async fn finish_comparing(&mut self) -> Result<(), SessionError> {
         let comparing = std::mem::replace(&mut self.workers, Workers::new(&self.transfer.quota));
         let mut compared = std::pin::pin!(comparing.complete());
@@ -582,7 +581,7 @@ impl RunningSession {
         let finished = loop {
             tokio::select! {
                 finished = self.finishing.as_mut().expect("set just above") => break finished,
-                // Handle and send these reports immediately, because their number may exceed the capacity of the queue.
+                // These reports are handled and sent immediately, because they may exceed the capacity of the queue.
                 Some(report) = self.outcomes.recv() => self.take_last(report)?,
             }
             self.send_all().await?;
@@ -614,7 +613,7 @@ impl RunningSession {
         Ok(())
     }
 
-    /// Returns the receipt for a transfer that was opened by a grant and is completely flushed.
+    /// Returns the receipt for a completely flushed transfer that was opened by a grant.
     async fn receipt(&mut self) -> Option<SignedReceipt> {
         let grants = self.grants.clone()?;
         let stored = self.transfer.meter.stored_total();
@@ -625,7 +624,7 @@ impl RunningSession {
             .flatten()
     }
 
-    /// Handles an outcome reported after all data has arrived. A broken lane is no longer an error at this point.
+    /// Handles an outcome that is reported after all data was received. A broken lane is not an error any more.
     fn take_last(&mut self, report: ChargedReport) -> Result<(), SessionError> {
         if matches!(report.outcome, ThreadReport::LaneEnded { .. }) {
             Ok(())
@@ -650,14 +649,14 @@ impl RunningSession {
     ) -> Result<SessionReport, SessionError> {
         self.transfer.stopping.store(true, Ordering::Relaxed);
         self.transfer.stop_waiting();
-        // From here on, nothing more is published, and threads that wait for an echo of the sender continue.
+        // After this point, nothing is published, and threads that wait for an echo of the sender continue.
         drop(kept);
         self.connections.end_session(&ended).await;
         self.transfer.pool.close();
         self.connections.lanes.close();
         self.outcomes.close();
         self.threads.lanes.trip();
-        // The peer now sees the end of the connection, and closes its lanes.
+        // The peer sees the end of the connection and closes its lanes.
         drop(self.connections);
         let threads = self.threads;
         let transfer = Arc::clone(&self.transfer);
@@ -671,7 +670,7 @@ impl RunningSession {
         };
         blocking(stopped).await;
         if let Some(finishing) = self.finishing {
-            // The session no longer needs the result, so ignore any error or panic.
+            // The session does not need the result, so errors and panics are ignored.
             let _ended = finishing.await;
         }
         self.workers.end().await;
@@ -679,15 +678,15 @@ impl RunningSession {
             journal_trouble: self.transfer.parts.trouble(),
             ..self.report
         };
-        // Drop the transfer here, so that the next session can take over its parts and journals.
+        // The transfer is dropped here, so that the next session can take over its parts and journals.
         let transfer = self.transfer;
         blocking(move || drop(transfer)).await;
         ended.map(|()| report)
     }
 }
 
-/// Returns whether a fault is a failure. A guessed file that already exists is not a failure. Neither is a link that
-/// could not be created, because the file itself is sent instead.
+/// Returns whether a fault is a failure. Two faults are not failures: a guessed file that already exists, and a link
+/// that could not be created, because the file itself is sent instead.
 fn is_failure(operation: Operation, code: FaultCode) -> bool {
     code != FaultCode::AlreadyThere && operation != Operation::Link
 }

@@ -52,7 +52,7 @@ fn batch() -> Frame {
     }
 }
 
-/// Returns a frame of the given kind. If it concerns a large file, that is the first one.
+/// Returns a frame of the given kind. Frames of large files use the first large file.
 fn frame(
     (kind, item, group): (FrameKind, u64, u32),
     (head, data): (Vec<u8>, &[u8]),
@@ -77,7 +77,7 @@ fn frame(
     }
 }
 
-/// Returns the frames of a small file and of a large one with two groups.
+/// Returns the frames of a small file and of a large file with two groups.
 fn files() -> Vec<Frame> {
     let contents = vec![7; BUFFER_BYTES];
     let (small_contents, last) = (&contents[..9], &contents[..1]);
@@ -137,7 +137,7 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
         );
         assert_eq!(delivery_log.lock().take_new(), is_new);
     }
-    // The second session created everything a second time.
+    // The second session has created everything again.
     let expected = Counters {
         files: 2 * 2,
         bytes: 2 * (9 + BUFFER_BYTES as u64 + 1),
@@ -164,7 +164,7 @@ async fn files_and_groups_that_are_stored_are_noted_for_the_run() {
     );
 }
 
-/// A lane that is lost before it has carried anything.
+/// A lane that is lost before it has carried any data.
 struct LostLane;
 
 impl LaneSource for LostLane {
@@ -181,7 +181,7 @@ impl LaneSource for LostLane {
     }
 }
 
-/// A dialed sender may not know of a lane on which it received nothing.
+/// A dialed sender may not know about a lane on which it has received nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sender_that_was_dialled_is_told_of_lanes_that_bring_nothing() {
     let home = tempfile::tempdir().unwrap();
@@ -218,12 +218,12 @@ fn rights_at(root: &Path) -> Rights {
 }
 
 /// Opens a session with this opening, sends these frames and announces them. Returns the messages to the sender. The
-/// lanes have spent time waiting for a rate limit.
+/// lanes report time that they have waited for a rate limit.
 async fn said(opening: Vec<u8>, frames: Vec<Frame>) -> Vec<ToSender> {
     said_by(ReceiverConfig::default(), opening, frames).await
 }
 
-/// Like [`said`], with a receiver that has this configuration.
+/// Runs a session like [`said`], with a receiver that has this configuration.
 async fn said_by(config: ReceiverConfig, opening: Vec<u8>, frames: Vec<Frame>) -> Vec<ToSender> {
     let home = tempfile::tempdir().unwrap();
     let ((mut reader, mut writer), control) = memory_control();
@@ -319,7 +319,7 @@ async fn each_batch_is_told_as_published_once_after_it_is_stored() {
 async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     let extended = |critical: bool| {
         let mut opening = opening();
-        // Replaces the empty list with one extension that has no value.
+        // The empty list of extensions is replaced with one extension that has no value.
         assert_eq!(opening.pop(), Some(0));
         opening.extend([1, 77, u8::from(critical), 0]);
         opening[0] += 3;
@@ -343,7 +343,7 @@ async fn an_opening_that_cannot_be_understood_is_refused_by_its_extension() {
     );
 }
 
-/// The operator ends a transfer in each phase. Its peer reads only a limited number of the bytes that it is sent.
+/// The operator ends a transfer in each phase. The peer reads only a limited number of bytes.
 #[tokio::test(start_paused = true)]
 async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
     let open = |intent| Open {
@@ -400,11 +400,11 @@ async fn a_session_whose_peer_does_not_read_ends_when_it_is_stopped() {
     }
 }
 
-/// Creates a file as left behind by a process that has ended.
+/// Creates a file as if a process that has ended had left it behind.
 fn leave(directory: &Path) -> PathBuf {
     let opened = std::fs::File::open(directory).unwrap();
     let (name, ()) = make_hidden(opened.as_fd(), |_name| Ok(())).unwrap();
-    // The process number has been reused since.
+    // The process number was reused in the meantime.
     let (process, start) = own_process().rsplit_once('-').unwrap();
     let start = u64::from_str_radix(start, 16).unwrap() + 1;
     let name = name.as_os_str().to_str().unwrap();
@@ -413,7 +413,7 @@ fn leave(directory: &Path) -> PathBuf {
     directory.join(name)
 }
 
-/// Returns a ping of a receiver, or its next message as an error.
+/// Returns the value of a receiver's ping, or its next message as an error.
 async fn next_frame(reader: &mut (impl AsyncRead + Unpin)) -> Result<u64, ToSender> {
     let mut header = [0; ControlHeader::BYTES];
     reader.read_exact(&mut header).await.unwrap();

@@ -1,7 +1,8 @@
-//! The threads of one session, for its lanes and for requests about its target, and the handling of their panics.
+//! The threads of one session: one for each lane, and those that answer requests about the target. Also handles their
+//! panics.
 //!
-//! These threads belong to the session and not to the runtime, because work on a huge target or on storage that hangs
-//! must not delay other sessions. Before a thread hashes or lists, it waits for a turn, which is a share of CPU time
+//! These threads belong to the session and not to the runtime, because work on a huge target or on unresponsive storage
+//! must not delay other sessions. Before a thread hashes or lists, it waits for a turn, which is a permission to run
 //! ([`Turn`](zmove_disk::Turn)).
 //!
 //! **Invariant:** a session waits for its threads before it ends, and no work starts after that.
@@ -21,7 +22,7 @@ use crate::rights::quota::Quota;
 use crate::rights::quota::windows::open_window;
 use crate::store::reports::{Reports, ThreadReport};
 
-/// The state of a session that its threads share and use for reporting.
+/// The state of a session that its threads share and through which they report.
 pub(crate) trait Reporter: Send + Sync + 'static {
     /// The channel for the outcomes of work.
     fn reports(&self) -> &Reports;
@@ -50,11 +51,11 @@ pub(crate) fn guarded<T: Reporter>(
     }
 }
 
-/// A pool of threads that grows with the work queued.
+/// A pool of threads that grows with the amount of queued work.
 #[derive(Debug)]
 pub(crate) struct Workers {
     quota: Quota,
-    /// Queued work. The limits on outstanding requests of the peer bound its length.
+    /// Queued work. Its length is bounded by the limits on outstanding requests of the peer.
     queue: Sender<QueuedWork>,
     waiting: Receiver<QueuedWork>,
     /// Number of tasks that are queued or running.
@@ -63,10 +64,10 @@ pub(crate) struct Workers {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One queued task.
+/// A queued task.
 type QueuedWork = Box<dyn FnOnce() + Send>;
 
-/// Maximum number of threads, equal to the maximum number of outstanding requests, so that all of them can wait for
+/// Maximum number of threads. It equals the maximum number of outstanding requests, so that all of them can wait for
 /// slow storage at the same time.
 const THREADS_MAX: usize = 32;
 
@@ -86,7 +87,7 @@ impl Workers {
     /// Queues work for one of the threads.
     ///
     /// # Errors
-    /// The pool has no thread and none can be started.
+    /// The pool has no thread, and no thread can be started.
     pub(crate) fn start(
         &mut self,
         work: impl FnOnce() + Send + 'static,
@@ -115,7 +116,7 @@ impl Workers {
         self.start(guarded(session, work))
     }
 
-    /// Waits until running work has ended. Work that has not started is dropped.
+    /// Waits until running work has ended. Drops work that has not started.
     pub(crate) async fn end(self) {
         self.ended.store(true, Ordering::Relaxed);
         self.complete().await;
@@ -129,7 +130,7 @@ impl Workers {
         }
     }
 
-    /// Adds a thread. The first thread is always allowed; the key's quota limits further ones.
+    /// Adds a thread. The first thread is always allowed. The key's quota limits further threads.
     fn add_thread(&mut self) -> Result<(), SessionError> {
         let held = self.quota.charge_thread();
         if held.is_none() && !self.threads.is_empty() {
@@ -243,8 +244,7 @@ impl LaneThreads {
     }
 
     /// Starts a thread that calls `run` with a lane and its number. `run` must report when the lane has
-    /// [ended](Self::ended). If no thread can be started, the lane is closed and the peer continues with the other
-    /// lanes.
+    /// [ended](Self::ended). If no thread can be started, closes the lane, and the peer continues with the other lanes.
     ///
     /// # Errors
     /// No thread can be started, and no other lane is active.
@@ -258,7 +258,7 @@ impl LaneThreads {
         self.begun = number.wrapping_add(1);
         self.up.insert(number, source.breaker());
         self.meter.set_lane_count(self.count());
-        // Forget threads that have ended, because a session may open and close any number of lanes.
+        // Threads that have ended are removed, because a session may open and close any number of lanes.
         self.threads.retain(|thread| !thread.is_finished());
         let started = spawn(format!("zmove-lane-{number}"), move || {
             let _until_it_ends = window;
@@ -291,7 +291,7 @@ impl LaneThreads {
     }
 }
 
-/// Starts a thread of a session. The session waits for it before it ends.
+/// Starts a thread of a session. The session waits for the thread before it ends.
 pub(crate) fn spawn(
     name: String,
     work: impl FnOnce() + Send + 'static,
@@ -303,6 +303,6 @@ pub(crate) fn spawn(
 }
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
-    // A thread that panicked has already reported the panic.
+    // A thread that has panicked has already reported the panic.
     threads.into_iter().for_each(|thread| drop(thread.join()));
 }

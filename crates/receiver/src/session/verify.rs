@@ -1,7 +1,7 @@
 //! Verification that data arrived unchanged.
 //!
 //! **Invariant:** only this module creates a [`VerifiedBatch`] or a [`VerifiedChunk`], after it has hashed the bytes.
-//! Writers accept nothing else.
+//! Writers accept no other data.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(crate) struct VerifiedChunk {
     data: Buffer,
 }
 
-/// A group that the sender does not send, because the hash of the group equals the value that this receiver reported.
+/// A group that the sender has not sent, because its hash equals the value that this receiver reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnchangedGroup {
     pub(crate) item: ItemId,
@@ -51,12 +51,11 @@ impl VerifiedBatch {
     /// Verifies the head of the frame (the list of entries), and then every file. Returns a report for the sender if
     /// the head or a file is damaged.
     ///
-    /// A batch with holes needs a turn (a share of CPU time), because this side must hash the zeros of the holes
-    /// although the sender sends no data for them. Such a batch is not hashed if the session is ending.
+    /// A batch with holes needs a turn (permission to run), because this side must hash the zeros of holes for which no
+    /// data was sent. Such a batch is not hashed if the session is ending.
     ///
     /// # Errors
-    /// [`WireError`] if the head arrived undamaged but is not a valid batch, or needs more memory than the key's quota
-    /// allows.
+    /// [`WireError`] if the head is undamaged but not a valid batch, or needs more memory than the key's quota allows.
     pub(crate) fn check(
         frame: Frame,
         quota: &Quota,
@@ -90,7 +89,7 @@ impl VerifiedBatch {
         }))
     }
 
-    /// Returns whether the sender sent the batch without knowing if its files already exist at the target.
+    /// Returns whether the sender did not know if the files exist at the target when it sent the batch.
     pub(crate) fn is_guessed(&self) -> bool {
         self.guessed
     }
@@ -105,7 +104,7 @@ impl VerifiedBatch {
         entries(&self.batch).map(bytes).collect()
     }
 
-    /// The batch itself.
+    /// Returns the batch.
     pub(crate) fn batch(&self) -> &Batch {
         &self.batch
     }
@@ -140,8 +139,8 @@ fn extra_bytes(batch: &Batch) -> usize {
 }
 
 impl VerifiedChunk {
-    /// Verifies one group of a file, or only its data if the file has holes. A file with holes needs a turn (a share of
-    /// CPU time), as for [a batch](VerifiedBatch::check).
+    /// Verifies one group of a file, or only its data if the file has holes. A file with holes needs a turn (permission
+    /// to run), like [a batch](VerifiedBatch::check) with holes.
     ///
     /// # Errors
     /// A report for the sender if the group does not exist, has the wrong length or does not match its hash.
@@ -176,8 +175,8 @@ impl VerifiedChunk {
 }
 
 impl UnchangedGroup {
-    /// Verifies a frame that states that one group of a file of `file_bytes` bytes is unchanged. `told` returns the
-    /// value that this receiver reported for a group.
+    /// Verifies a frame according to which one group of a file of `file_bytes` bytes is unchanged. `told` returns the
+    /// value that this receiver has reported for a group.
     ///
     /// # Errors
     /// A report for the sender if the value in the frame differs from the reported value, or if this receiver reported
@@ -199,10 +198,10 @@ impl UnchangedGroup {
     }
 }
 
-/// Verifies and decodes the declaration of a large file. Returns `None` if it arrived damaged.
+/// Verifies and decodes the declaration of a large file. Returns `None` if it is damaged.
 ///
 /// # Errors
-/// [`WireError`] if the frame arrived undamaged but is not a valid declaration.
+/// [`WireError`] if the frame is undamaged but not a valid declaration.
 pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHead)>, WireError> {
     if !is_sealed(&frame.header, blake3::hash(&frame.head).as_bytes()) {
         return Ok(None);
@@ -210,7 +209,7 @@ pub(crate) fn check_declaration(frame: &Frame) -> Result<Option<(FileId, FileHea
     Ok(Some((frame.header.file, FileHead::decode(&frame.head)?)))
 }
 
-/// Returns whether a frame is filler that arrived undamaged.
+/// Returns whether a frame is undamaged filler.
 pub(crate) fn is_filler(frame: &Frame) -> bool {
     frame.header.kind == FrameKind::Filler
         && is_sealed(&frame.header, blake3::hash(&frame.data).as_bytes())

@@ -1,5 +1,5 @@
-//! Commits a large file that several receivers have written. The commit happens exactly once, on the receiver that the
-//! sender asks for it. A *part* is the temporary file that holds the received groups.
+//! Commits a large file that several receivers have written. A file is committed exactly once, by the receiver that
+//! gets the sender's order. A *part* is the temporary file that holds the received groups.
 //!
 //! ```text
 //!  part ─┬─ committed ────────────────────────────────────────────────────────────────────────┐
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! **Invariant:** a file is renamed into place only if the journals of the job list each of its groups as flushed into
-//! the same part that is renamed. A part is created only once in a job. Before the rename, a mark (a marker file)
-//! replaces the name of the part. If a second receiver commits the file, or an order is repeated because its answer was
-//! lost, [`JobSession::find_part`](zmove_disk::JobSession) finds the mark, and also the part until it is renamed. A
-//! part that has been renamed is never found again, because other users may have changed the file.
+//! exactly this part. A part is created only once in a job. Before the rename, a mark (a marker file) replaces the
+//! name of the part. A second receiver may commit the file, or an order may be repeated because its answer was lost.
+//! In these cases, [`JobSession::find_part`](zmove_disk::JobSession) finds the mark, and also the part until it is
+//! renamed. A part that has been renamed is never found again, because other users may have changed the file.
 
 use std::fs::File;
 use std::io;
@@ -49,7 +49,7 @@ struct Commit<'a> {
 }
 
 impl SharedJobSession {
-    /// Commits a large file that several receivers have written: renames it into place if no group is missing.
+    /// Commits a large file that several receivers have written: renames it into place if all groups were received.
     pub(crate) fn commit(
         &self,
         transfer: &Transfer,
@@ -92,7 +92,8 @@ impl SharedJobSession {
             PartState::Nothing => {
                 self.check(Operation::Rename)?;
                 let missing = missing(head, None);
-                // Even a file that consists only of holes needs a part. Without a part, report the file as incomplete.
+                // A file that consists only of holes needs a part too. Without a part, the file is reported as
+                // incomplete.
                 Ok(if missing.is_empty() {
                     SharedJobResult::Failed(Operation::Verify, FaultCode::Incomplete)
                 } else {
@@ -127,8 +128,8 @@ impl SharedJobSession {
             name,
             ..
         } = place;
-        // After `retire_part`, another job can no longer take over the part. If another session of this job still
-        // writes to the part, that session then restores the modification time.
+        // After `retire_part`, no other job can take over the part. A session of this job that still writes to the part
+        // restores the modification time.
         let lease = transfer.target.tree.lease();
         let permit = lease.permit();
         drop(permit.map_err(|error| (Operation::SetMetadata, error.into()))?);
@@ -149,14 +150,14 @@ impl SharedJobSession {
         {
             return self.unless_committed(transfer, place, Err((Operation::Rename, error)));
         }
-        // Do not count the file here, because the sender that ordered the commit counts it.
+        // The file is not counted here, because the sender that has ordered the commit counts it.
         let counters = Counters::default();
         transfer.stored(head.bytes, &counters, || Some(head.path.clone()), None);
         self.committed(transfer, place)
     }
 
-    /// Returns `answer`, which is the result of a failed commit. If another receiver has committed or given up the file
-    /// in the meantime, returns that result instead.
+    /// Returns `answer`, the result of a failed commit. If another receiver has committed or given up the file in the
+    /// meantime, returns that result instead.
     fn unless_committed(
         &self,
         transfer: &Transfer,
@@ -192,7 +193,7 @@ impl SharedJobSession {
     }
 }
 
-/// Returns the failure to report for a file that a receiver gave up after a write error.
+/// Returns the failure to report for a file that a receiver has given up after a write error.
 fn given_up(errno: i32) -> Failure {
     (Operation::Write, io::Error::from_raw_os_error(errno))
 }
@@ -206,8 +207,8 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
         new_files: &NewFiles::default(),
         directory: &place.directory,
     };
-    // Check the lease again. If this session was suspended for a long time, another receiver may have renamed the part
-    // into place.
+    // The lease is checked again. If this session was suspended for a long time, another receiver may have renamed the
+    // part into place.
     let permit = transfer.target.tree.lease().permit();
     let permit = permit.map_err(|error| (Operation::SetMetadata, error.into()))?;
     transfer.target.set_new_metadata(
@@ -224,7 +225,7 @@ fn finish(transfer: &Transfer, part: &File, place: &Commit<'_>) -> Result<(), Fa
     part.sync_all().map_err(with_operation(Operation::Flush))
 }
 
-/// Returns the ranges of groups with data that `received` does not contain. A file may have a billion groups, so this
+/// Returns the ranges of groups with data that are missing from `received`. A file may have a billion groups, so this
 /// function iterates only over the groups in `received`.
 fn missing(head: &FileHead, received: Option<&ReceivedHashes>) -> Vec<GroupRange> {
     let mut counted: Vec<_> = received
@@ -311,7 +312,7 @@ mod tests {
         assert_eq!(missing_of(5, None, &[0, 2, 4]), [(1, 1), (3, 1)]);
         assert_eq!(missing_of(5, None, &[1, 2]), [(0, 1), (3, 2)]);
         assert_eq!(missing_of(5, None, &[4, 3, 2, 1, 0]), []);
-        // The result contains two ranges, so the function cannot have iterated over all groups.
+        // There are only two missing ranges, so the function cannot have iterated over all groups.
         assert_eq!(
             missing_of(4_000_000_000, None, &[7]),
             [(0, 7), (8, 3_999_999_992)]

@@ -1,16 +1,16 @@
 //! The groups of large files that count as received in a job, by the part (the temporary file) to which they were
 //! written. A group counts if a journal of the job lists it as flushed.
 //!
-//! A session reads the groups when it is first asked to commit a file, and keeps them until their file is renamed into
-//! place. If there is no memory for further groups, it forgets the groups of files that another receiver has renamed
-//! into place or given up.
+//! A session reads the groups at the first order to commit a file, and keeps them until their file is renamed into
+//! place. If there is no memory for more groups, it forgets the groups of files that another receiver has renamed into
+//! place or given up.
 //!
-//! Other sessions keep writing to their journals, and the sender repeats a commit until all groups exist. The session
-//! therefore remembers the position up to which it has read each journal. If a journal ends in the middle of a record,
-//! that record is read later.
+//! Other sessions continue to write to their journals, and the sender repeats a commit until all groups exist. So the
+//! session remembers the position up to which it has read each journal. An incomplete record at the end of a journal is
+//! read later.
 //!
-//! **Invariant:** for one order, at most [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes are read, one record at a time.
-//! The memory kept for a record is charged to the key before the next record is read.
+//! **Invariant:** one order reads at most [`JOURNALS_MAX`] files and [`BYTES_MAX`] bytes, one record at a time. The
+//! key's quota is charged for the memory of a record before the next record is read.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -32,7 +32,7 @@ pub(crate) type PartKey = (Name, u64);
 /// The groups that count as received because a journal of the job lists them as flushed.
 #[derive(Debug)]
 pub(crate) struct FlushedGroups {
-    /// The journals that have been read, by name.
+    /// The journals that were read, by name.
     journals: HashMap<Name, JournalCursor>,
     groups: GroupsByPart,
 }
@@ -50,12 +50,12 @@ struct GroupsByPart {
     held: Charge,
 }
 
-/// A part (the temporary file of a large file) that a session writes to, as described by the session's journal.
+/// A part (the temporary file of a large file) to which a session writes, as described by the session's journal.
 #[derive(Debug)]
 struct JournaledPart {
     part: PartKey,
     bytes: u64,
-    /// The groups that have not been flushed yet, in the order in which they were recorded.
+    /// The unflushed groups, in the order of their records.
     unflushed: VecDeque<UnflushedGroup>,
 }
 
@@ -67,17 +67,16 @@ struct UnflushedGroup {
     end: u64,
 }
 
-/// Maximum number of journals in one job. Smaller in tests, which have to create that many.
+/// Maximum number of journals in one job. It is lower in tests, which create that many journals.
 const JOURNALS_MAX: usize = if cfg!(test) { 1 << 9 } else { 1 << 16 };
-/// Maximum number of journal bytes to read for one order. Reading delays only orders of the same session. It uses
-/// memory only for records that are kept, and that memory is charged. The limit is therefore far above the total size
-/// of any job's journals.
+/// Maximum number of journal bytes to read for one order. The limit can be far above the total size of any job's
+/// journals: reading delays only orders of the same session, and its memory is charged.
 const BYTES_MAX: u64 = 1 << 40;
-/// Memory in bytes for one journal that has been read, without its records.
+/// Memory for one journal that was read, without its records, in bytes.
 const JOURNAL_BYTES: usize = 256;
-/// Memory in bytes for one part (temporary file) that a session writes to.
+/// Memory for one part (temporary file) to which a session writes, in bytes.
 const JOURNALED_PART_BYTES: usize = 256;
-/// Memory in bytes for one unflushed group, including the spare capacity of a queue that has just grown.
+/// Memory for one unflushed group, in bytes. It includes the spare capacity of a queue that has just grown.
 const GROUP_BYTES: usize = 2 * size_of::<UnflushedGroup>();
 
 impl FlushedGroups {
@@ -130,7 +129,7 @@ impl FlushedGroups {
             }
             if unread > 0 {
                 file.seek(SeekFrom::Start(*position))?;
-                // If a record cannot be processed, the next call reads it again.
+                // If a record cannot be processed, the next call reads the record again.
                 let take = |record, end| Ok(groups.take(files, record, end).map_err(no_memory)?);
                 read_new_records(file.take(unread), position, take)?;
             }
@@ -148,7 +147,7 @@ impl FlushedGroups {
         self.groups.of.retain(|(name, _inode), _| name != part);
     }
 
-    /// Forgets the groups of all parts whose file was committed or given up. Returns whether any group was forgotten.
+    /// Forgets the groups of all parts whose file was committed or given up. Returns whether any groups were forgotten.
     fn forget_ended(&mut self, session: &JobSession) -> bool {
         let before = self.groups.of.len();
         let is_gone = |name: &Name| {
@@ -163,8 +162,7 @@ impl FlushedGroups {
 }
 
 impl GroupsByPart {
-    /// Processes one record of the journal that has these files. If processing fails, the caller may process the record
-    /// again.
+    /// Processes one record of the journal with these files. If that fails, the caller may process the record again.
     fn take(
         &mut self,
         files: &mut HashMap<u64, JournaledPart>,
@@ -233,8 +231,8 @@ impl GroupsByPart {
         Ok(())
     }
 
-    /// Stops counting a group that was written again with different bytes. The group counts again once the new bytes
-    /// have been flushed.
+    /// Removes a received group that was written again with different bytes. The group counts again after the new bytes
+    /// were flushed.
     fn drop_changed_group(&mut self, part: &PartKey, group: &UnflushedGroup) {
         if let Some(received) = self.of.get_mut(part)
             && received
@@ -246,8 +244,8 @@ impl GroupsByPart {
         }
     }
 
-    /// Counts all groups whose records end at or before the journal offset `upto` as received, because they have been
-    /// flushed.
+    /// Records that the journal is flushed up to the offset `upto`. All groups whose records end at or before this
+    /// offset count as received.
     fn flushed(&mut self, written: &mut JournaledPart, upto: u64) -> Result<(), WireError> {
         let is_covered = |group: &&UnflushedGroup| group.end <= upto;
         if written.unflushed.front().filter(is_covered).is_none() {
@@ -353,14 +351,14 @@ mod tests {
         assert_eq!(world.counted(), [(0, 1)]);
         world.flush(3).unwrap();
         assert_eq!(world.counted(), [(0, 1), (1, 2), (2, 3)]);
-        // A group still counts after the same bytes were written again, but not after other bytes were written.
+        // A group still counts if the same bytes are written again, but not if other bytes are written.
         world.write(0, &[1, 9]).unwrap();
         assert_eq!(world.counted(), [(0, 1), (2, 3)]);
         world.flush(world.end).unwrap();
         assert_eq!(world.counted(), [(0, 1), (1, 9), (2, 3)]);
     }
 
-    /// Anyone who may write to the job's directory can create a journal of any length there.
+    /// Anyone with write access to the job's directory can create a journal of any length there.
     #[test]
     fn what_a_journal_says_is_booked_before_it_is_kept_and_given_back() {
         let mut world = World::new(10_000);

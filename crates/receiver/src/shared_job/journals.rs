@@ -1,5 +1,5 @@
-//! The journals of all sessions of a job. Each journal is a file `journal-PROCESS-TRANSFER` in the job's directory and
-//! has only one writer.
+//! The journals of all sessions of a job. Each journal is a file `journal-PROCESS-TRANSFER` in the job's directory with
+//! a single writer.
 
 use std::fs::File;
 use std::io;
@@ -55,8 +55,8 @@ pub(crate) fn flushed_files(
 }
 
 /// Opens an entry if it is a journal. Returns `None` if its name is not that of a journal, if it was removed with its
-/// job, or if it is not a regular file. The file must be opened to get its current length from the server of a network
-/// file system.
+/// job, or if it is not a regular file. Opening the file is necessary to get its current length from the server of a
+/// network file system.
 fn open(directory: &OwnedFd, entry: &DirEntry) -> io::Result<Option<OpenedJournal>> {
     let name = entry.file_name().to_bytes();
     let Some(name) = name

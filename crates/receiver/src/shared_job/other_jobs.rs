@@ -1,10 +1,10 @@
-//! Handles jobs of other runs with several receivers that exist at the target of a session, above it, or below it.
+//! Handles shared jobs of other runs at the target of a session, above it, or below it.
 //!
-//! If such a job is alive, the session continues alongside it. If the node that leads the job (its head) was killed,
-//! the job's receivers may continue for some seconds and could replace files of this session with old contents. The
-//! session therefore compares and publishes nothing in a directory until it knows whether each job in that directory is
-//! alive or dead ([`WatchedJob`]). The session removes the remains of dead jobs. It waits at most 50 s in total for
-//! jobs of other users, because the state that these jobs report cannot be trusted.
+//! If such a job is alive, the session runs concurrently with it. The job's head (the node that leads it) may have been
+//! killed. Its receivers may then continue for some seconds and could replace files of this session with old contents.
+//! So the session compares and publishes nothing in a directory until it knows whether each job in that directory is
+//! alive or dead ([`WatchedJob`]). It removes the remains of dead jobs. For jobs of other users, it waits at most 50 s
+//! in total, because their heartbeats cannot be trusted.
 
 use std::collections::HashSet;
 use std::io;
@@ -23,26 +23,26 @@ use zmove_types::{Lock, RelPath, SharedJobId};
 /// The jobs of other runs that a session finds.
 #[derive(Debug)]
 pub(crate) struct OtherJobs {
-    /// The session's own job, if it belongs to one.
+    /// The job to which the session belongs, if any.
     own: Option<SharedJobId>,
     lease: Lease,
-    /// The jobs for which the session no longer waits.
+    /// The jobs for which the session need not wait any more.
     settled: Lock<HashSet<SharedJobId>>,
     /// Channel for messages to the sender that explain why the session waits.
     notices: Option<UnboundedSender<String>>,
     has_notified: AtomicBool,
-    /// Whether all waiting has been stopped.
+    /// Whether all waits were ended.
     is_over: Arc<AtomicBool>,
     began: Instant,
 }
 
-/// A job of another run, with the directory in which the job has created its own directory.
+/// A job of another run, with the directory that contains the job's directory.
 pub(crate) type FoundJob = (Arc<OwnedFd>, SharedJobId);
 
 /// Maximum time for removing the directory of an ended job while late sessions still create entries in it. It is
 /// shorter than the time for which a sender waits for an answer.
 pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(20);
-/// Interval at which a job of unclear state is checked.
+/// Interval for checking a job whose state is unclear.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 impl OtherJobs {
@@ -62,12 +62,12 @@ impl OtherJobs {
         }
     }
 
-    /// Returns the flag that ends all waiting once it is set.
+    /// Returns the flag that ends all waits when it is set.
     pub(crate) fn over_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_over)
     }
 
-    /// Returns whether the session has ended or all waiting has been stopped.
+    /// Returns whether the session has ended or all waits were ended.
     pub(crate) fn is_over(&self) -> bool {
         self.lease.has_ended() || self.is_over.load(Ordering::Relaxed)
     }
@@ -79,14 +79,14 @@ impl OtherJobs {
         }
     }
 
-    /// Ends all waiting.
+    /// Ends all waits.
     pub(crate) fn stop(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the entries that dead processes have left in `directory`, which is at `path` in `tree`. Then waits for
-    /// the jobs of other runs in this directory. Call this function before anything in the directory is compared or
-    /// published. Returns the dead jobs.
+    /// Removes the entries of dead processes in `directory`, which is at `path` in `tree`. Then waits for the jobs of
+    /// other runs in this directory, and returns the dead ones. Call this function before any entry of the directory is
+    /// compared or published.
     ///
     /// # Errors
     /// Returns an I/O error if the directory cannot be listed, and `ECONNABORTED` if the session has ended.
@@ -132,7 +132,7 @@ impl OtherJobs {
         }
     }
 
-    /// Removes the remains of dead jobs. Entries of another user stay. The session does not wait for any of these jobs
+    /// Removes the remains of dead jobs, except entries of another user. The session will not wait for these jobs
     /// again.
     pub(crate) fn end(&self, dead: Vec<FoundJob>) {
         for (parent, job) in dead {
@@ -173,8 +173,8 @@ impl OtherJobs {
     }
 }
 
-/// Returns the jobs in a directory. If the directory may not be listed, returns none. The session may still open
-/// entries of such a directory by name.
+/// Returns the jobs in a directory. Returns none if access is denied, because the session may still open entries of
+/// such a directory by name.
 pub(crate) fn ignore_denied(jobs: io::Result<Vec<SharedJobId>>) -> io::Result<Vec<SharedJobId>> {
     match jobs {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),

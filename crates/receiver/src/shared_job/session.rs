@@ -1,4 +1,4 @@
-//! One session in a job of several receivers: its state, and how it begins.
+//! One session in a shared job: its state, and how it begins.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use crate::shared_job::journals;
 use crate::shared_job::other_jobs::FoundJob;
 use crate::shared_job::takeover::take_over;
 
-/// The state of one session that takes part in a job of several receivers.
+/// The state of one session in a shared job.
 #[derive(Debug)]
 pub(crate) struct SharedJobSession {
     pub(crate) directory: SharedJobDirectory,
@@ -34,13 +34,13 @@ pub(crate) struct SharedJobSession {
     pub(crate) heartbeat_writer: Option<Arc<HeartbeatWriter>>,
     /// Name of the session's journal.
     journal: Name,
-    /// Length of the journal in bytes when it contains no records.
+    /// Length of an empty journal, in bytes.
     journal_bytes_empty: i64,
 }
 
 impl Drop for SharedJobSession {
-    /// Removes the session's journal if it contains no records. On a full file system, each retry of the session would
-    /// otherwise leave an empty journal.
+    /// Removes the session's journal if it contains no records. Otherwise, on a full file system, each retry of the
+    /// session would leave an empty journal.
     fn drop(&mut self) {
         let directory = self.directory.fd();
         if length(directory, &self.journal).is_ok_and(|length| length == self.journal_bytes_empty) {
@@ -53,16 +53,16 @@ fn length(directory: &OwnedFd, name: &Name) -> rustix::io::Result<i64> {
     Ok(stat_at(directory, name)?.st_size)
 }
 
-/// The writer of a job's heartbeat, which runs on a separate thread.
+/// The writer of a job's heartbeat. It runs on its own thread.
 #[derive(Debug)]
 pub(crate) struct HeartbeatWriter {
-    /// The heartbeat, or `None` once it is stopped.
+    /// The heartbeat, or `None` after it was stopped.
     heartbeat: Lock<Option<Heartbeat>>,
     stopped: Condvar,
 }
 
 impl HeartbeatWriter {
-    /// Writes the first heartbeat, so that the directory of a live job is not without a heartbeat for long.
+    /// Writes the first heartbeat immediately, so that the directory of a live job soon has one.
     fn begin(mut heartbeat: Heartbeat) -> io::Result<Self> {
         heartbeat.beat(None)?;
         Ok(Self {
@@ -71,8 +71,8 @@ impl HeartbeatWriter {
         })
     }
 
-    /// Writes a heartbeat every second until `stop` is called. Skips the heartbeat while the node that leads the job is
-    /// not known to be alive.
+    /// Writes a heartbeat every second until `stop` is called. Skips it if the head (the node that leads the job) may
+    /// be dead.
     pub(crate) fn run(&self, lease: &Lease) {
         let mut guard = self.heartbeat.lock();
         while let Some(heartbeat) = &mut *guard {
@@ -94,7 +94,8 @@ impl HeartbeatWriter {
     }
 }
 
-/// The flush requests of a session, numbered so that one flush can cover all requests made before it began.
+/// The flush requests of a session. They are numbered, so that one flush can cover all requests that were made before
+/// it began.
 #[derive(Debug, Default)]
 pub(crate) struct Flushes {
     pub(crate) asked: AtomicU64,
@@ -104,11 +105,11 @@ pub(crate) struct Flushes {
 
 /// Interval between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum age of the last ping that still proves that the node that leads the job is alive. The node sends a ping
-/// every second.
+/// Maximum age of a ping that proves that the head (the node that leads the job) is alive. The head sends a ping every
+/// second.
 const PING_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// Refuses the session if an option is set that is not possible in a job.
+/// Refuses the session if it has an option that is not possible in a shared job.
 pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     let refused = [
         (open.grant.is_some(), "a copy with a grant"),
@@ -134,7 +135,7 @@ pub(crate) fn check(open: &Open) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the refusal for an option that is not possible in a job.
+/// Returns the refusal for an option that is not possible in a shared job.
 pub(crate) fn not_in_a_job(what: &str) -> Refusal {
     let text = format!("{what} is not possible in a job of several receivers");
     Refusal::new(RefusalCode::Protocol, text)
@@ -154,9 +155,9 @@ fn refuse(job: SharedJobId, error: &SharedJobError) -> Refusal {
 }
 
 impl SharedJobSession {
-    /// Begins a session in a job, with its journal. If this fails for a new job, removes everything that it created, so
-    /// that the node that leads the job can begin the job on another receiver. If the removal fails, the refusal
-    /// reports that the job has begun and failed.
+    /// Begins a session in a job, with its journal. If this fails for a new job, removes everything that was created,
+    /// so that the job can begin on another receiver. If the removal fails, the refusal reports that the job has begun
+    /// and failed.
     pub(crate) fn begin(
         target: &Tree,
         opening: &SharedJobOpening,
@@ -167,7 +168,7 @@ impl SharedJobSession {
         let root = target
             .open_directory(&RelPath::root())
             .map_err(|error| refuse(job, &error.into()))?;
-        // If the sender has disconnected, do not begin a job, because nobody would end it.
+        // If the sender has disconnected, the job does not begin, because nobody would end it.
         let permit = target.lease().permit();
         drop(permit.map_err(|errno| refuse(job, &io::Error::from(errno).into()))?);
         Self::begin_in(&root, opening, begin, quota).map_err(|refusal| {
@@ -231,8 +232,8 @@ impl SharedJobSession {
         Ok((session, journal))
     }
 
-    /// Takes over as much as possible of the large files that dead jobs at this target left unfinished. Must be called
-    /// before the remains of those jobs are removed.
+    /// Takes over as much as possible of the unfinished large files of dead jobs at this target. Must be called before
+    /// the remains of these jobs are removed.
     pub(crate) fn take_over(&self, dead: &[FoundJob], journal: &Journal, quota: &Quota) {
         for (parent, job) in dead {
             if let Ok(dead) = SharedJobDirectory::open_with_proof(parent, *job) {

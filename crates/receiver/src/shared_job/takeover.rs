@@ -1,9 +1,9 @@
-//! Takes over the remains of a dead job at the target of a new job: the parts (temporary files) of large files, with
-//! the groups that the old journals list as flushed.
+//! Takeover of a dead job by a new job at the same target. The new job gets the parts (temporary files) of large files,
+//! with the groups that the old journals list as flushed.
 //!
-//! **Invariant:** a group counts as received in the new job only in the same part that was moved into the new job. Each
-//! such group is recorded again in the new journal. A part that a receiver was about to publish is not moved. The old
-//! journals are not moved either, because they may name parts that no longer exist and whose inode numbers may be
+//! **Invariant:** a group counts as received in the new job only if its part was moved into the new job. Each such
+//! group is recorded again in the new journal. A part that a receiver was about to publish is not moved. The old
+//! journals are not moved either, because they may list parts that no longer exist and whose inode numbers may be
 //! reused.
 
 use std::collections::HashSet;
@@ -34,7 +34,7 @@ pub(crate) fn take_over(
         }
     }
     session.flush_part_names()?;
-    // Number these files downwards from the highest number, because the session's own files have low numbers.
+    // These files are numbered downwards from the maximum, because the session's own files have low numbers.
     for (number, file) in (0..u64::MAX).rev().zip(files) {
         if taken.contains(&key(&file)) {
             journal.adopt(number, &file).map_err(io::Error::other)?;

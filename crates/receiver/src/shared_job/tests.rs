@@ -162,7 +162,7 @@ fn head(to: &str, contents: &[u8]) -> FileHead {
 /// Mode, group, time, contents and access control list of an entry. Directories have neither mode nor time.
 type Shown = (u32, u32, Option<i64>, Vec<u8>, Vec<u8>);
 
-/// Returns everything below a directory except for the job's own entries.
+/// Returns all entries below a directory, except those of the job itself.
 fn tree(root: &Path) -> BTreeMap<PathBuf, Shown> {
     let mut found = BTreeMap::new();
     let mut directories = vec![root.to_owned()];
@@ -240,8 +240,8 @@ fn flushed_groups(journals: &Path, part: PartKey) -> BTreeMap<u32, Cv> {
         .collect()
 }
 
-/// One receiver dies after it has flushed half of the groups. Two other receivers receive the remaining groups, and
-/// both commit the file at the same time.
+/// One receiver dies after it has flushed half of the groups. Two other receivers get the remaining groups, and both
+/// commit the file at the same time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     for seed in 0..4_u64 {
@@ -272,7 +272,7 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
         assert!(!home.path().join("d/e/large").exists());
         one.declare(1, &head);
         other.declare(9, &head);
-        // Send one of the received groups again, and one missing group twice.
+        // One received group is sent again, and one missing group is sent twice.
         order[3..6]
             .iter()
             .for_each(|group| one.chunk(1, *group, &contents));
@@ -295,7 +295,8 @@ async fn a_large_file_of_two_receivers_is_committed_once_by_both() {
     }
 }
 
-/// Closes the job through its last session. Nothing of the job is left afterwards, and no session can be opened.
+/// Closes the job through its last session. Checks that all entries of the job are removed and that no session can be
+/// opened.
 async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     assert_eq!(
         last.order(SharedJobOrder::Close).await,
@@ -321,7 +322,7 @@ async fn assert_is_over_once_closed(home: &Path, mut last: Mover) {
     assert_eq!(late.err().unwrap().code, RefusalCode::NotUnderWay);
 }
 
-/// A node that loses power may have recorded groups that it has not flushed.
+/// A node that loses power may have recorded groups that it had not flushed.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_count_when_they_are_flushed() {
     let home = tempfile::tempdir().unwrap();
@@ -367,8 +368,8 @@ async fn groups_count_when_they_are_flushed() {
     mover.finish().await;
 }
 
-/// The file is assigned again after it has been committed and somebody has removed it. A new temporary file could get
-/// the inode number of the first one, whose groups are recorded as received.
+/// The file is committed, a user removes it, and then it is assigned again. A new temporary file could get the inode
+/// number of the first one, whose groups are recorded as received.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_file_that_has_been_committed_is_not_begun_again() {
     let home = tempfile::tempdir().unwrap();
@@ -423,8 +424,8 @@ async fn what_has_been_read_of_a_journal_is_not_read_again() {
     mover.finish().await;
 }
 
-/// Another receiver has received the same groups and committed the file. Groups that arrive after the commit are
-/// ignored. The flush of earlier groups restores the time of the file.
+/// Another receiver gets the same groups and commits the file. Groups that are received after the commit are ignored.
+/// The flush of earlier groups restores the time of the file.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time() {
     let home = tempfile::tempdir().unwrap();
@@ -444,7 +445,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     assert_eq!(one.commit(&head).await, SharedJobResult::Done);
     let there = home.path().join("large");
     let inode = there.metadata().unwrap().ino();
-    // Simulate a delayed write of an earlier group.
+    // This simulates a delayed write of an earlier group.
     std::fs::File::options()
         .write(true)
         .open(&there)
@@ -462,7 +463,7 @@ async fn who_writes_to_a_file_that_has_been_committed_meanwhile_leaves_its_time(
     late.finish().await;
 }
 
-/// The receiver has already stored something when the job ends.
+/// The receiver has already stored data when the job ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_goes_on_after_the_end_of_the_job_names_nothing_and_settles_nothing() {
     let home = tempfile::tempdir().unwrap();
@@ -554,7 +555,7 @@ async fn a_session_that_is_late_or_asks_for_what_a_job_has_not_is_refused() {
     mover.finish().await;
 }
 
-/// Anyone who could write into the job's directory could forge the records on which the receivers of the job rely.
+/// A client with write access to the job's directory could forge the records on which its receivers rely.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_transfer_writes_into_the_directory_of_a_job() {
     let home = tempfile::tempdir().unwrap();
@@ -578,7 +579,7 @@ async fn no_transfer_writes_into_the_directory_of_a_job() {
     of_the_job.finish().await;
 }
 
-/// Two receivers create the same new directories. A directory that one of them has open is removed.
+/// Two receivers create the same new directories. One of these directories is removed while a receiver has it open.
 #[tokio::test(flavor = "multi_thread")]
 async fn directories_that_others_make_or_remove_are_made_and_tried_again() {
     let home = tempfile::tempdir().unwrap();
@@ -688,7 +689,7 @@ fn what_has_no_name_when_the_job_ends_gets_none() {
     assert_eq!(tree(home.path()), before);
 }
 
-/// A writer has opened the part, and then another receiver has committed the file.
+/// A writer opens the part, and then another receiver commits the file.
 #[test]
 fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     let home = tempfile::tempdir().unwrap();
@@ -728,7 +729,7 @@ fn a_write_after_the_commit_gives_the_file_its_time_once_more() {
     write();
     shared.has_written(FileId(1)).unwrap();
     assert_eq!(there(), 77);
-    // A client of a network file system may send the write only when it flushes.
+    // The client of a network file system may send the write only at the flush.
     write();
     transfer.parts.written(FileId(1), 0, Cv([1; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
@@ -760,7 +761,7 @@ fn a_part_is_flushed_again_only_when_it_has_been_written_to() {
     transfer.parts.flush_shared(shared).unwrap_err();
 }
 
-/// A flush that covers nothing must not count as a flush of the written groups.
+/// A flush must cover the file system to which the groups were written.
 #[test]
 fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in() {
     let home = tempfile::tempdir().unwrap();
@@ -788,15 +789,14 @@ fn a_session_that_brings_groups_alone_flushes_the_file_system_that_they_are_in()
     );
     let parts = std::fs::read_dir(parts_directory(home.path())).unwrap();
     assert_eq!(parts.count(), 1, "others may write the part");
-    // A writer may not have finished yet.
+    // This simulates a writer that has not finished yet.
     transfer.parts.written(FileId(1), 1, Cv([2; 32])).unwrap();
     transfer.parts.flush_shared(shared).unwrap();
     let groups = flushed_groups(&job_directory(home.path()), key);
     assert_eq!(groups, BTreeMap::from([(0, Cv([1; 32]))]));
 }
 
-/// Creates the temporary file of a large file with `record_groups` flushed groups, and records these groups in the
-/// journal.
+/// Creates the temporary file of a large file with `record_groups` flushed groups, and records them in the journal.
 fn flushed_part(
     session: &JobSession,
     journal: &Journal,
@@ -828,7 +828,7 @@ fn flushed_part(
     (staged, (part, inode))
 }
 
-/// Another receiver has committed or given up each file, so the sender does not ask this receiver to commit it.
+/// Another receiver commits or gives up each file, so the sender does not order this receiver to commit it.
 #[test]
 fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() {
     const GROUPS: usize = 80;
@@ -889,8 +889,8 @@ fn where_memory_is_used_up_the_groups_of_parts_that_are_no_more_are_forgotten() 
     );
 }
 
-/// The files wait under hidden names in the session's directory. They are then renamed into the directory that exists
-/// at the final path at that time.
+/// The files have hidden names in the session's directory. Later they are renamed into the directory that then has the
+/// final path.
 #[test]
 fn a_directory_that_goes_before_its_files_are_named_is_made_again() {
     let home = tempfile::tempdir().unwrap();
@@ -960,7 +960,7 @@ fn small_entries() -> Vec<BatchEntry> {
     ]
 }
 
-/// Entries inherit nothing from the job's directory. They inherit a group and an access control list from the
+/// Entries inherit nothing from the job's directory, but they inherit a group and an access control list from the
 /// directories of the target.
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_have_what_an_ordinary_push_would_give_them() {

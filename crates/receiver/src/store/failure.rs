@@ -32,7 +32,7 @@ impl FaultCause {
         }
     }
 
-    /// Returns the report of this fault for entry number `entry` of a batch.
+    /// Returns the report of this fault for the entry with index `entry` of a batch.
     pub(crate) fn of_entry(self, entry: u32) -> EntryFault {
         let Self { operation, code } = self;
         EntryFault {
@@ -51,19 +51,18 @@ impl FaultCause {
     }
 }
 
-/// Returns a function that combines an error with `operation` to a `Failure`.
+/// Returns a function that combines an error with `operation` into a [`Failure`].
 pub(crate) fn with_operation(operation: Operation) -> impl Fn(io::Error) -> Failure + Copy {
     move |error| (operation, error)
 }
 
-/// Returns a function that combines an error with the operation that failed when a directory was opened or created.
+/// Returns a function that combines an error with the operation that has failed: opening or creating a directory.
 pub(crate) fn with_entry_operation(tree: &Tree, path: &RelPath) -> impl Fn(io::Error) -> Failure {
     |error| (entry_operation(tree, path, &error), error)
 }
 
-/// Returns the operation that failed when a directory was opened or, if it did not exist, created. Both operations may
-/// fail with a permission error. In that case, this function tries to open the directory again to find out which
-/// operation failed.
+/// Returns the operation that has failed: opening a directory, or creating it. For a permission error, which both
+/// operations can return, tries to open the directory again to determine the operation.
 pub(crate) fn entry_operation(tree: &Tree, path: &RelPath, error: &io::Error) -> Operation {
     let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let is_closed = || {
@@ -77,19 +76,19 @@ pub(crate) fn entry_operation(tree: &Tree, path: &RelPath, error: &io::Error) ->
     }
 }
 
-/// The fault of a file that is not stored because an existing entry of the same name must be kept.
+/// The fault of a file that is not stored because the existing entry with its name must be kept.
 pub(crate) const KEPT_EXISTING: FaultCause =
     FaultCause::new(Operation::Create, FaultCode::AlreadyThere);
 
-/// The error for a directory that is not replaced because a rule protects the directory or an entry in it. No file
-/// system returns this error, `RESERVED` or `REMOVED_ENOUGH`.
+/// The error for a directory that is not replaced because a rule protects it or one of its entries. No file system
+/// returns this error, `RESERVED` or `REMOVED_ENOUGH`.
 pub(crate) const PROTECTED: Errno = Errno::KEYREJECTED;
 /// The error for a directory that is not replaced because it contains a reserved name.
 pub(crate) const RESERVED: Errno = Errno::KEYREVOKED;
-/// The error for a directory that is not replaced because it contains more entries than this transfer may still remove.
+/// The error for a directory that is not replaced because it contains more entries than the transfer may remove.
 pub(crate) const REMOVED_ENOUGH: Errno = Errno::KEYEXPIRED;
 
-/// Returns whether the cause of the failure is missing space on the file system or an exceeded quota.
+/// Returns whether a failure was caused by missing space or an exceeded quota.
 pub(crate) fn is_no_room((_, error): &Failure) -> bool {
     error
         .raw_os_error()
@@ -128,7 +127,8 @@ pub(crate) fn failure(operation: Operation, error: &io::Error) -> FaultCause {
     FaultCause::new(operation, code)
 }
 
-/// Like [`failure`], but states if the file system of the target has free space and no free inodes.
+/// Converts a failure like [`failure`]. Uses a specific fault code if the target's file system has free space but no
+/// free inodes.
 pub(crate) fn failure_in(tree: &Tree, operation: Operation, error: &io::Error) -> FaultCause {
     use Operation::{Create, MakeDirectory, Symlink};
     let is_full = Errno::from_io_error(error) == Some(Errno::NOSPC);

@@ -1,29 +1,26 @@
 //! `--inplace`: existing files are overwritten in place and keep their inode.
 //!
-//! The rest of the receiver treats such a file like any other `Staged` file. The commit of the file only checks that
-//! the name still leads to it. The file has no part (temporary file) and no journal, because a later run compares the
-//! file itself. Group `i` is compared with, and written at, its own offset only, so groups may arrive in any order.
-//! Groups that the sender reports as unchanged are read back from the file, hashed, and not written. With `--delta
-//! auto`, groups are always compared in this mode, even for a local target, so that unchanged blocks are not rewritten
-//! on the underlying storage.
+//! The rest of the receiver treats such a file like any other `Staged` file. Its commit only checks that the file still
+//! has its name. It has no part (temporary file) and no journal, because a later run compares the file itself. Each
+//! group is compared and written only at its own offset, so groups may arrive in any order. Groups that the sender
+//! reports as unchanged are read back and hashed, but not written. With `--delta auto`, groups are always compared in
+//! this mode, even for a local target, so that unchanged blocks are not rewritten on the storage.
 //!
-//! The data is flushed before the length and time of the file are set, even for small files. Unlike newly allocated
-//! blocks, overwritten blocks may reach the disk after the inode. With `--checksum`, a file may already have the right
-//! length and time although its contents must be changed. Such a file is first extended and flushed, so that it looks
-//! unfinished.
+//! The data is flushed before the length and time of the file are set, even for small files. Unlike new blocks,
+//! overwritten blocks may reach the disk after the inode. With `--checksum`, a file that must be changed may already
+//! have the right length and time. Such a file is first extended and flushed, so that it looks unfinished.
 //!
-//! Staging directories are used only for new directories, so `--inplace` does not affect them. If somebody else creates
-//! a file in such a directory before it is renamed into place, that file is replaced by a rename. A transfer does not
-//! resume an existing file from an earlier part, because the part would replace the file. The part is removed once the
-//! file has been changed.
+//! Staging directories are used only for new directories, so `--inplace` does not affect them. If another process
+//! creates a file with the same final path in the meantime, a rename replaces that file. An existing file is not
+//! resumed from an earlier part, because the part would replace it. The part is removed after the file was changed.
 //!
-//! With `--update`, an in-place push does not restart automatically when its connections are lost. The restarted push
-//! could succeed although a file is unfinished. The reason is that after each write the oldest possible time is set on
-//! the file, but the process may be killed between the write and the change of the time.
+//! With `--update`, an in-place push does not restart automatically when its connections are lost, because it could
+//! succeed although a file is unfinished. After each write, the file gets the oldest possible time, but the process may
+//! be killed between the write and that change.
 //!
-//! **Invariant:** a file with several names is never changed in place. Its other names would look finished as soon as
-//! this name does, although they may be different files at the source. A later session, for example after an
-//! interruption, would consider those files up to date.
+//! **Invariant:** a file with several hard links is never changed in place. Its other names may be different files at
+//! the source, but would look finished together with this one. A later session, for example after an interruption,
+//! would consider them up to date.
 //!
 //! A file that does not exist, or cannot be changed in place, is staged and renamed into place as usual.
 
@@ -40,7 +37,7 @@ use crate::store::target::tree::{TargetTree, check_close, flush_now};
 use crate::store::transfer::Transfer;
 
 impl Transfer {
-    /// Opens the file called `name` to change it in place. Returns `None` if the file must be created anew.
+    /// Opens the file `name` to change it in place. Returns `None` if the file must be created anew.
     pub(crate) fn begin_in_place(
         &self,
         directory: &Arc<OwnedFd>,
@@ -49,8 +46,8 @@ impl Transfer {
         metadata: &Metadata,
     ) -> Result<Option<Staged>, Failure> {
         let target = &self.target;
-        // Check again that the file may be changed, because the existing file may have been created after the sender
-        // received its answer. A new file is checked later, when it is renamed into place.
+        // This checks again that the file may be changed, because it may have been created after the sender received
+        // its answer. A new file is checked later, when it is renamed into place.
         if !target.view.policy.rules.in_place
             || target.may_not_be_replaced(directory, name, metadata.mtime)
         {
@@ -79,12 +76,12 @@ impl Transfer {
 }
 
 impl TargetTree {
-    /// Returns whether the file called `name` will be changed in place.
+    /// Returns whether the file `name` will be changed in place.
     pub(crate) fn will_change_in_place(&self, directory: &OwnedFd, name: &Name) -> bool {
         self.view.policy.rules.in_place && Existing::has_single_name(directory, name)
     }
 
-    /// Finishes a file that was changed in place. Fails if another process was seen to change the file. The data is
+    /// Finishes a file that was changed in place. Fails if a change by another process was detected. The data is
     /// flushed before the final length and time are set, because overwritten blocks may reach the disk after them.
     pub(crate) fn finish_in_place(
         &self,
@@ -94,14 +91,13 @@ impl TargetTree {
         at: EntryLocation<'_>,
         prove: impl FnOnce(&Staged) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        // Register the file system of the file, because the file may be a mount point and so be on a different file
-        // system than its directory.
+        // The file may be a mount point, so its own file system is added to the final flush.
         self.file_systems
             .note(staged.file())
             .map_err(with_operation(Operation::Flush))?;
         flush_now(staged.file(), self.view.policy.rules.flushes())?;
         check_close(&staged)?;
-        // If this check fails, the file keeps its temporary length, so that it looks unfinished.
+        // If this check fails, the file keeps its temporary length and looks unfinished.
         prove(&staged)?;
         let verify = with_operation(Operation::Verify);
         staged.set_final_length().map_err(verify)?;

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! **Invariant:** a file becomes [`Complete`] exactly once, after each group that contains data has been written once.
-//! Groups that are holes are not needed. If a file contains no data, the sender nevertheless sends one of its hole
-//! groups, to complete the file.
+//! Groups that are holes are not sent. If a file contains no data, the sender sends one of its holes as a group, to
+//! complete the file.
 
 pub(crate) mod delta;
 pub(crate) mod received_hashes;
@@ -33,7 +33,7 @@ use zmove_types::Lock;
 #[derive(Debug)]
 pub(crate) struct FileTable {
     quota: Quota,
-    /// Quota to which received hash values are charged. `None` if hash values are not kept.
+    /// Quota that is charged for received hash values, or `None` if hash values are not kept.
     values: Option<Quota>,
     completion: Completion,
     table: Lock<Table>,
@@ -46,18 +46,18 @@ struct Table {
     living: usize,
     /// Number of files that were abandoned before they were declared.
     abandoned_undeclared: usize,
-    /// The memory charged for the slots, which exist until the transfer ends.
+    /// The memory that is charged for the slots, which exist until the transfer ends.
     held: Charge,
 }
 
 #[derive(Debug)]
 enum FileSlot {
     Live(Arc<LargeFile>),
-    /// The file is complete and about to be renamed into place. A chunk that arrives again is not reported as done
-    /// before the rename has finished.
+    /// The file is complete and about to be renamed into place. Further copies of its chunks are not reported as done
+    /// before the rename.
     Closing(Arc<LargeFile>),
     Dead,
-    /// The file was abandoned, and its declaration may still arrive.
+    /// The file was abandoned, but its declaration may still arrive.
     AbandonedUndeclared,
 }
 
@@ -78,10 +78,10 @@ pub(crate) struct LargeFile {
 struct LargeFileState {
     staged: Option<Arc<Staged>>,
     written: HashSet<u32>,
-    /// Number of groups with data that have not been written yet.
+    /// Number of groups with data that were not written yet.
     unwritten: usize,
     is_complete: bool,
-    /// Groups that are being written. Each has the items of further copies of the group that arrived during the write.
+    /// Groups that are being written. Each has the items of copies of the group that arrived during the write.
     writing: HashMap<u32, Vec<ItemId>>,
     /// The received hash values, if they are needed to read the file back or to compute its root.
     received_hashes: Option<ReceivedHashes>,
@@ -89,18 +89,18 @@ struct LargeFileState {
     origins: BytesByOrigin,
 }
 
-/// The position of a chunk among the copies of its group.
+/// The order of a chunk among the copies of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GroupCopy {
     /// The chunk must be written.
     First,
-    /// An earlier copy is being written. This copy is reported as done together with the earlier copy.
+    /// An earlier copy is being written. This copy is reported as done together with it.
     Waiting,
-    /// An earlier copy has been written, or the file is already complete. This copy is not needed.
+    /// An earlier copy was already written, or the file is already complete. This copy is not needed.
     Late,
 }
 
-/// The condition under which a file becomes complete.
+/// The condition for a file to be complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
     /// The file is complete when all of its groups have been received.
@@ -112,7 +112,7 @@ pub(crate) enum Completion {
 /// The space that an unfinished file still needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MissingSpace {
-    /// Bytes of data for which no space is allocated.
+    /// Bytes of data for which no space is allocated yet.
     pub(crate) bytes: u64,
     /// Free bytes on the file system.
     pub(crate) free: u64,
@@ -121,7 +121,7 @@ pub(crate) struct MissingSpace {
 /// The unit of `st_blocks`, in bytes.
 const BLOCK_BYTES: u64 = 512;
 
-/// Proof that every group of a file has been written.
+/// Proof that every group of a file was written.
 #[derive(Debug)]
 pub(crate) struct Complete(pub(crate) Staged);
 
@@ -140,11 +140,10 @@ impl FileTable {
         }
     }
 
-    /// Registers a file that is about to be abandoned, even if its declaration has not arrived yet.
+    /// Registers a file that is about to be abandoned, even if its declaration has not been received yet.
     ///
     /// # Errors
-    /// Returns an error if too many files were abandoned but never declared. The limit is the number of files that a
-    /// sender may have in progress.
+    /// Returns an error if more undeclared files were abandoned than a sender may have in progress.
     pub(crate) fn register_abandoned(&self, id: FileId) -> Result<(), WireError> {
         let mut table = self.table.lock();
         if table.slots.contains_key(&id) {
@@ -162,12 +161,12 @@ impl FileTable {
     }
 
     /// Declares a file. Ignores a repeated declaration that is equal to the first one. `old_version` returns the old
-    /// version of a new file. `prior` returns the part (the temporary file of an earlier transfer) from which the file
-    /// resumes, and the origins of its bytes. While `prior` runs, only this file is locked.
+    /// version of the file. `prior` returns the part (the temporary file of an earlier transfer) from which the file
+    /// resumes, and the origins of its bytes. Only this file is locked while `prior` runs.
     ///
     /// # Errors
-    /// Returns an error if the declaration contradicts an earlier one, in which case the file ends with a fault. Also
-    /// returns an error if too many files are live.
+    /// Returns an error if the declaration contradicts an earlier one, in which case the file has failed. Also returns
+    /// an error if too many files are live.
     pub(crate) fn declare(
         &self,
         id: FileId,
@@ -235,8 +234,7 @@ impl FileTable {
         }
     }
 
-    /// Returns the file, or `None` if the file has ended or was abandoned. Returns `Err` if the file was never
-    /// declared.
+    /// Returns the file, or `None` if it has ended or was abandoned. Returns an error if it was never declared.
     pub(crate) fn find(&self, id: FileId) -> Result<Option<Arc<LargeFile>>, Undeclared> {
         match self.table.lock().slots.get(&id) {
             None => Err(Undeclared),
@@ -255,12 +253,12 @@ impl FileTable {
         living.collect()
     }
 
-    /// Ends a file. Returns the file if it was live. Only one caller therefore reports the end of the file.
+    /// Ends a file and returns it if it was live. So only one caller reports the end of the file.
     pub(crate) fn retire(&self, id: FileId) -> Option<Arc<LargeFile>> {
         self.end(id, |_| FileSlot::Dead)
     }
 
-    /// Marks a file as complete and waiting for its rename, until [`closed`](Self::closed) is called. Returns whether
+    /// Marks a file as complete and queued for its rename, until [`closed`](Self::closed) is called. Returns whether
     /// the file was live.
     pub(crate) fn close(&self, id: FileId) -> bool {
         self.end(id, FileSlot::Closing).is_some()
@@ -301,15 +299,15 @@ impl FileTable {
     }
 }
 
-/// Memory in bytes for one slot, including the spare capacity of a table that has just grown.
+/// Memory for one slot, in bytes. It includes the spare capacity of a table that has just grown.
 const SLOT_BYTES: usize = 64;
-/// Memory in bytes for one live file, without its path and its groups.
+/// Memory for one live file without its path and its groups, in bytes.
 const FILE_BYTES: usize = 1024;
 
-/// Memory in bytes for one data range.
+/// Memory for one data range, in bytes.
 pub(crate) const RANGE_BYTES: usize = 16;
 
-/// The reason why a declaration is not accepted.
+/// The reason why a declaration is rejected.
 #[derive(Debug)]
 pub(crate) enum Undeclarable {
     Contradicted(Fault),
@@ -352,8 +350,8 @@ impl LargeFileState {
                         .filter(|index| data.has_group(**index))
                         .count()
             }
-            // The number of written groups cannot exceed the number of groups in the file, because a journal lists no
-            // group beyond the end of its file.
+            // There are at most as many written groups as groups in the file, because a journal lists no group beyond
+            // the end of its file.
             None => {
                 GroupSpan::count(head.bytes).expect("checked when declared") as usize
                     - written.len()
@@ -371,17 +369,17 @@ impl LargeFileState {
 }
 
 impl LargeFile {
-    /// Gives up a retired file. If the file has a part (a temporary file with its received groups), calls `remove` to
-    /// remove the part.
+    /// Gives up a retired file. If the file has a part (a temporary file with received groups), calls `remove` with the
+    /// part.
     pub(crate) fn give_up(&self, remove: impl FnMut(&Arc<Staged>)) {
-        // A thread that creates the part holds the lock, so the code below waits for that thread. A thread that takes
-        // the lock later sees this flag.
+        // A thread that is creating the part holds the lock, so the code below waits for it. A thread that takes the
+        // lock later sees this flag.
         self.given_up.store(true, Ordering::Relaxed);
         self.state.lock().staged.iter().for_each(remove);
     }
 
-    /// Gives up a retired file like [`give_up`](Self::give_up), and returns the file's part. Writers may still have the
-    /// part open.
+    /// Gives up a retired file like [`give_up`](Self::give_up), and returns its part. Writers may still have the part
+    /// open.
     pub(crate) fn give_up_and_take_part(
         &self,
         remove: impl FnMut(&Arc<Staged>),
@@ -390,10 +388,10 @@ impl LargeFile {
         self.state.lock().staged.take()
     }
 
-    /// Returns the space that the file still needs, or `None` if the file has no part (no temporary file).
+    /// Returns the space that the file still needs, or `None` if it has no part (temporary file).
     pub(crate) fn missing_space(&self) -> Option<MissingSpace> {
-        // Keep the lock and take no reference to the part. The thread that completes the file must hold the only
-        // reference.
+        // This code keeps the lock and does not clone the reference to the part, because the thread that completes the
+        // file must hold the only reference.
         let state = self.state.lock();
         let staged = state.staged.as_ref()?;
         if staged.is_in_place() {
@@ -429,7 +427,7 @@ impl LargeFile {
             .map_or(Ok(()), |received_hashes| received_hashes.note(index, cv))
     }
 
-    /// Returns the root hash of the received data, if hash values are kept and all data has been received.
+    /// Returns the root hash of the received data, if hash values are kept and all data was received.
     pub(crate) fn received_root(&self) -> Option<Root> {
         self.state
             .lock()
@@ -438,18 +436,18 @@ impl LargeFile {
             .root(self.head.bytes)
     }
 
-    /// Takes the received hash values. Later calls return `None`.
+    /// Removes and returns the received hash values. Later calls return `None`.
     pub(crate) fn take_received_hashes(&self) -> Option<ReceivedHashes> {
         self.state.lock().received_hashes.take()
     }
 
-    /// Counts a group that has been written.
+    /// Adds the bytes of a written group.
     pub(crate) fn count(&self, span: GroupSpan, origin: Origin) {
         let bytes = self.head.data_bytes_within(span);
         self.state.lock().origins += BytesByOrigin::of(origin, bytes);
     }
 
-    /// Returns the origins of the bytes in the groups that have been written.
+    /// Returns the origins of the bytes in the written groups.
     pub(crate) fn origins(&self) -> BytesByOrigin {
         self.state.lock().origins
     }
@@ -459,8 +457,8 @@ impl LargeFile {
         self.state.lock().written.is_empty()
     }
 
-    /// Returns the current identity of the file's part (its temporary file). Returns `None` if the part does not exist
-    /// or cannot be inspected.
+    /// Returns the current identity of the file's part (temporary file), or `None` if it does not exist or cannot be
+    /// examined.
     pub(crate) fn identity(&self) -> Option<FileIdentity> {
         FileIdentity::of(self.state.lock().staged.as_ref()?.file()).ok()
     }
@@ -480,8 +478,8 @@ impl LargeFile {
         Ok(staged)
     }
 
-    /// Records that a group has been written, and drops `hold`, which is the writer's reference to the part. If this
-    /// was the last missing group, returns the complete file.
+    /// Records that a group was written, and drops `hold`, which is the writer's reference to the part. If this was the
+    /// last missing group, returns the complete file.
     pub(crate) fn written(&self, span: GroupSpan, hold: Arc<Staged>) -> Option<Complete> {
         let mut state = self.state.lock();
         drop(hold);
@@ -499,17 +497,17 @@ impl LargeFile {
         {
             return None;
         }
-        // Each writer drops its reference under this lock together with the record of its group. After the last group,
-        // the reference in `state` is therefore the only one left.
+        // Each writer drops its reference under this lock when it records its group. So after the last group, the
+        // reference in `state` is the only one.
         let staged = Arc::try_unwrap(state.staged.take()?).ok()?;
         Some(Complete(staged))
     }
 
-    /// Marks a group as being written if this is its first copy. A copy that arrives during the write is settled when
-    /// [`end`](Self::end) is called. A copy that arrives after the write is not written.
+    /// Marks a group as being written if this is its first copy. A copy that arrives during the write is settled by
+    /// [`end`](Self::end). A copy that arrives after the write is not written.
     pub(crate) fn begin(&self, span: GroupSpan, item: ItemId) -> GroupCopy {
         let mut state = self.state.lock();
-        // Do not settle this copy early. Its group may be the last one of the file, and the writer of the first copy
+        // This copy is not settled early. Its group may be the last one of the file, and the writer of the first copy
         // may still be renaming the file into place.
         if let Some(waiting) = state.writing.get_mut(&span.index) {
             waiting.push(item);

@@ -1,14 +1,14 @@
 //! Places the entries of verified batches at the target. Each writer has its own placer.
 //!
-//! In a directory that this transfer has created and to which nothing has been added yet, files are created in a
-//! staging directory under their own names. All other files are created under hidden names in their final directory.
-//! The [publisher](crate::store::publishing::publisher) renames both into place. When storage latency is high, some
-//! files are instead created in a side directory and linked to their final names immediately ([`side`]).
+//! If this transfer has created a directory and has not added anything to it yet, its files are created in a staging
+//! directory under their final names. All other files are created under hidden names in their final directory. The
+//! [publisher](crate::store::publishing::publisher) renames both into place. If storage latency is high, some files are
+//! created in a side directory and linked to their final names immediately ([`side`]).
 //!
-//! In a job of several receivers, files are created in a directory of the session, and directories under final names.
+//! In a shared job, files are created in the session's own directory, and directories under their final names.
 //!
-//! `target/replacement.rs` decides which entries may replace a directory. A directory replaces a file or a link when
-//! it is published. With `--ignore-existing`, the file or link stays, and all entries below the directory fail.
+//! `target/replacement.rs` decides which entries may replace a directory. A directory replaces a file or link when it
+//! is published. With `--ignore-existing`, the file or link is kept, and all entries below the directory fail.
 
 mod runs;
 mod side;
@@ -52,7 +52,7 @@ pub(crate) struct Placer<'a> {
     contents: Arc<ContentsWriter>,
 }
 
-/// Number of attempts to create a staging directory when one is required.
+/// Number of attempts to create a staging directory if one is required.
 const STAGE_TRIES: usize = 3;
 
 impl<'a> Placer<'a> {
@@ -68,11 +68,11 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Places all entries of a batch. The contents of its files are stored one after another in `data`. The files are
+    /// Places all entries of a batch. `data` contains the contents of its files, one after another. The files are
     /// renamed into place later.
     ///
-    /// When storage latency is high, other threads help to place this batch. If more batches are queued, `writer` (the
-    /// CPU share of the calling writer) starts more writers instead.
+    /// If storage latency is high, other threads help to place this batch. If more batches are queued, `writer` (the
+    /// turn of the calling writer) starts more writers instead.
     pub(crate) fn place_groups(
         &mut self,
         groups: Vec<DirectoryGroup>,
@@ -83,7 +83,7 @@ impl<'a> Placer<'a> {
         let transfer = self.transfer;
         let contents = Arc::clone(&self.contents);
         let runs = Runs::new(groups, data);
-        // The calling thread uses this placer. Each helper thread creates its own placer.
+        // The calling thread uses this placer. Each helper thread creates its own one.
         let own = Lock::new(Some(self));
         transfer.run_parallel(Task::Write, "zmove-write", |turn| {
             let turns = PlacingTurns { own: turn, writer };
@@ -97,8 +97,8 @@ impl<'a> Placer<'a> {
             while let Some(mut run) = runs.next(done.take()) {
                 placer.place_run(&turns, &runs, &mut run, batch);
                 done = Some(run);
-                // A helper stops if another batch is queued. The rest of this batch is likely to be in a directory that
-                // the helper would have to open first.
+                // A helper stops if another batch is queued. The rest of this batch is probably in a directory that the
+                // helper would have to open first.
                 if helps && transfer.meter.has_queued() {
                     break;
                 }
@@ -107,7 +107,7 @@ impl<'a> Placer<'a> {
         });
     }
 
-    /// Places the entries of a run (a few entries of one directory). Once the session has ended, drops the remaining
+    /// Places the entries of a run (a few entries of one directory). If the session has ended, drops the remaining
     /// entries.
     fn place_run(
         &mut self,
@@ -118,8 +118,7 @@ impl<'a> Placer<'a> {
     ) {
         let path = Arc::clone(&run.path);
         let mut entries = std::mem::take(&mut run.entries);
-        // Wait for CPU time first, because creating the directories of a path with thousands of components also uses
-        // much of it.
+        // This waits for a turn first, because creating the directories of a very long path also uses much CPU time.
         if turns.own.is_over() {
             return;
         }
@@ -172,7 +171,7 @@ impl<'a> Placer<'a> {
                 Err(CreateError::NotCreated) => self.put(&path, &mut opened, |placer, opened| {
                     placer.place(opened, &path, batch, &entry)
                 }),
-                // An incomplete file that is left in a side directory is removed together with that directory.
+                // An incomplete file in a side directory is removed together with that directory.
                 Err(CreateError::Failed(why) | CreateError::LeftIncomplete(why)) => Err(why),
             };
             if let Err(why) = placed {
@@ -199,14 +198,14 @@ impl<'a> Placer<'a> {
         batch.fault(number, cause);
     }
 
-    /// Opens a directory of the target, and creates it if necessary.
+    /// Opens a directory of the target. Creates it if it does not exist.
     pub(crate) fn directory(&mut self, path: &RelPath) -> io::Result<Opened> {
         if let Some(opened) = self.directories.get(path) {
             return Ok(opened);
         }
         self.transfer.publisher.mark_used(path);
         let directory = match self.directories.open_or_make(path) {
-            // With `--ignore-existing`, the entry that blocks the directory stays, and the directory is not created.
+            // With `--ignore-existing`, the entry in the way is kept, and the directory is not created.
             Err(error)
                 if is_in_the_way(&error)
                     && self.transfer.target.view.policy.rules.overwrite == Overwrite::Nothing =>
@@ -219,8 +218,8 @@ impl<'a> Placer<'a> {
             }
             opened => opened?,
         };
-        // Another thread may have created a staging directory at this path after the first call of `mark_used`. After
-        // this second call, no thread can.
+        // After the first call of `mark_used`, another thread may have created a staging directory at this path. The
+        // second call prevents that.
         self.transfer.publisher.mark_used(path);
         let directory = match self.transfer.publisher.staged_above(path) {
             Some(_) => self.directories.open_or_make(path)?,
@@ -230,18 +229,17 @@ impl<'a> Placer<'a> {
         self.directories.remember(path, directory)
     }
 
-    /// Opens a directory like [`directory`](Self::directory), but opens it again if its path has been replaced since
-    /// this thread opened it.
+    /// Opens a directory like [`directory`](Self::directory). Reopens it if its path was replaced after this thread
+    /// opened it.
     pub(crate) fn directory_now(&mut self, path: &RelPath) -> io::Result<Arc<OwnedFd>> {
         self.directories.close_if_replaced(path);
         Ok(self.directory(path)?.directory)
     }
 
-    /// Creates a staging directory for a path that is blocked by a file or link. The blocking entry is kept until the
-    /// directory is published. If no staging directory is possible, the blocking entry is removed immediately.
+    /// Creates a staging directory for a path at which a file or link exists. That entry is kept until the directory is
+    /// published. If no staging directory is possible, removes the entry immediately.
     fn stage_over_file(&mut self, path: &RelPath) -> io::Result<()> {
-        // In a job of several receivers, the target contains no entries under hidden names, and so no staging
-        // directories.
+        // In a shared job, the target contains no hidden entries, and so no staging directories.
         if self.transfer.target.shared_job.is_some() {
             return Err(Errno::NOTDIR.into());
         }
@@ -281,8 +279,8 @@ impl<'a> Placer<'a> {
                 staging.leave(Vec::new(), Vec::new());
                 return Ok(());
             }
-            // The parent directory allows other users to rename its entries, so a staging directory in it would not be
-            // safe. Remove the blocking entry now.
+            // Other users may rename entries of the parent directory, so a staging directory in it would not be safe.
+            // The existing entry is removed now.
             if error.as_ref().and_then(Errno::from_io_error) == Some(Errno::PERM) {
                 return StagingDirectory::remove_existing(
                     transfer.target.tree.lease(),
@@ -293,15 +291,15 @@ impl<'a> Placer<'a> {
             if let Some(error) = error {
                 return Err(error);
             }
-            // `begin` refused because a generation is being closed or is full, or because another thread has just
-            // created the staging directory. Publish, then try again.
+            // `begin` returns nothing if a generation is being closed or is full, or if another thread has just created
+            // the staging directory. So this publishes the generation and tries again.
             publish_all(transfer);
         }
         Ok(())
     }
 
-    /// Returns a guard for filling the staging directory of `path`. If that directory does not exist and there are
-    /// enough files for it, creates it.
+    /// Returns a guard for filling the staging directory of `path`. Creates the staging directory if it does not exist
+    /// and there are enough files for it.
     fn staging(&mut self, path: &RelPath, files: DirectoryFiles) -> Option<StagingGuard<'a>> {
         let publisher = &self.transfer.publisher;
         if files.count == 0 || self.transfer.target.shared_job.is_some() {
@@ -324,12 +322,12 @@ impl<'a> Placer<'a> {
             let staging = StagingDirectory::begin(&parent_directory, &name, modes).ok()?;
             Some((staging, held))
         });
-        // If `begin` failed, another thread may have created the staging directory first.
+        // If `begin` has returned nothing, another thread may have created the staging directory first.
         begun.or_else(|| publisher.join(path))
     }
 
-    /// Creates the files of these entries in a staging directory. Returns the entries that the caller must place in
-    /// another way: entries that are not files, and files that cannot be created in the staging directory. Reports all
+    /// Creates the files of these entries in a staging directory. Returns the entries that the caller must place
+    /// elsewhere: entries that are not files, and files that cannot be created in the staging directory. Reports all
     /// other failures.
     fn fill<'d>(
         &self,
@@ -394,8 +392,8 @@ impl<'a> Placer<'a> {
         others
     }
 
-    /// Returns a side directory for the files of a run. Returns `None` if a side directory is not worthwhile or not
-    /// possible, or if the files may not have their final names before they are published.
+    /// Returns a side directory for the files of a run. Returns `None` if a side directory is not useful or not
+    /// possible, or if the files must not have their final names before they are published.
     fn side_directory(
         &self,
         run: &Run<'_>,
@@ -405,7 +403,7 @@ impl<'a> Placer<'a> {
         let opened = opened.as_ref().ok()?;
         let rules = &transfer.target.view.policy.rules;
         let may_be_named = self.is_flushed_per_file(opened.flush) || !rules.flushes();
-        // With `--verify media`, the publisher reads files back before it renames them.
+        // With `--verify media`, the publisher must read files back before they get their final names.
         if run.files.count < SIDE_FILES_MIN
             || !may_be_named
             || rules.in_place
@@ -416,7 +414,7 @@ impl<'a> Placer<'a> {
         if transfer.target.shared_job.is_some() {
             return None;
         }
-        // Do not link files below a staging directory, because the path may change when that directory is published.
+        // Files below a staging directory are not linked, because the path may change when that directory is published.
         if !transfer.quota.has_slow_writes() || transfer.publisher.staged_above(&run.path).is_some()
         {
             return None;
@@ -462,8 +460,8 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
-    /// Adds an entry to a directory. If there is no space, retries after space has been freed. If another transfer has
-    /// replaced the directory since it was opened, opens the new directory and retries.
+    /// Adds an entry to a directory. If the target is full, frees space and retries. If another transfer has replaced
+    /// the directory, opens the new directory and retries.
     fn put(
         &mut self,
         path: &RelPath,
@@ -485,8 +483,8 @@ impl<'a> Placer<'a> {
                 put(self, opened)
             });
         }
-        // The path may have been in a staging directory that another thread has merged in the meantime. The directory
-        // was then not found, so open it again.
+        // The directory may have been in a staging directory that another thread has merged in the meantime. It was
+        // then not found, so it is opened again.
         let was_gone = opened
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
@@ -641,7 +639,7 @@ impl<'a> Placer<'a> {
             entered.map_err(with_entry_operation(&self.transfer.target.tree, &path))?;
         }
         if self.transfer.target.shared_job.is_some() {
-            // In a job of several receivers, record the parent directory, because nothing else would flush it.
+            // In a shared job, the parent directory is recorded, because nothing else would flush it.
             self.transfer.publisher.record_renamed_in(parent_path);
         }
         self.transfer
@@ -659,8 +657,8 @@ impl<'a> Placer<'a> {
         metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(), CreateError> {
-        // Creation may fail because somebody has removed the staging directory, or because the file system treats two
-        // names as equal. The caller then tries to create the file outside of the staging directory.
+        // Creation may fail because another process has removed the staging directory, or because the file system
+        // treats two names as equal. The caller then tries to create the file outside the staging directory.
         let new_files = staging.new_files();
         let directory = staging.directory();
         let mode = self
@@ -677,13 +675,13 @@ impl<'a> Placer<'a> {
         };
         let at = EntryLocation(path, Some(&file.name));
         let written = self.fill_new(made, flush, file, metadata, bytes, at);
-        // Report an error of the close only if all earlier steps succeeded.
+        // An error of the close is reported only if all earlier steps have succeeded.
         let written = written.and(close(created).map_err(with_operation(Operation::Write)));
         let Err(why) = written else { return Ok(()) };
         if staging.discard(&file.name).is_err() {
             return Err(CreateError::LeftIncomplete(why));
         }
-        // The caller may try again, because space may become available when replaced files are freed.
+        // The caller may try again, because publishing frees the space of replaced files.
         Err(if is_no_room(&why) {
             CreateError::NotCreated
         } else {
@@ -691,8 +689,7 @@ impl<'a> Placer<'a> {
         })
     }
 
-    /// Writes a file that was just created under a hidden name, sets its metadata, and flushes it if files are flushed
-    /// individually.
+    /// Writes a new file under a hidden name and sets its metadata. Flushes the file if files are flushed individually.
     fn fill_new(
         &self,
         made: NewFile<'_>,
@@ -783,7 +780,7 @@ enum CreateError {
     /// The file was not created, or was removed again. The caller may create it in another way.
     NotCreated,
     Failed(Failure),
-    /// The incomplete file still exists.
+    /// The incomplete file could not be removed.
     LeftIncomplete(Failure),
 }
 

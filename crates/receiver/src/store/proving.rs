@@ -1,12 +1,12 @@
-//! `--verify media`: before a file is renamed into place, it is flushed and read back from the storage past the page
-//! cache. The hashes of the stored data must match the received hashes.
+//! `--verify media`: before a file is renamed into place, it is flushed and read back from the storage, bypassing the
+//! page cache. The hashes of the stored data must match the received hashes.
 //!
-//! The publisher reads small files back after their generation has been flushed (`publishing`). This module reads large
-//! files back after they are complete and have been flushed individually. Files changed in place are read back while
-//! they still have their temporary length.
+//! The publisher reads back small files after the flush of their generation (`publishing`). This module reads back
+//! large files after they are complete and were flushed individually. Files that are changed in place are read back
+//! while they still have their temporary length.
 //!
 //! **Invariant:** with [`Proof::Media`], a file is reported as complete only if the storage has returned the data that
-//! was received for it.
+//! was received.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,7 +34,7 @@ impl Transfer {
     }
 
     /// Reads back a complete and flushed large file, if `--verify media` is set. The calling thread must not hold a
-    /// turn (a share of CPU time), because the reading threads take turns.
+    /// turn (permission to run), because the reading threads need turns.
     ///
     /// # Errors
     /// Returns an error if the file differs from the received data or cannot be read, and `EINTR` if the session ends
@@ -83,7 +83,7 @@ impl Transfer {
             });
             let found = indices.try_for_each(look_at);
             if found.is_err() {
-                // Make the other threads stop, because the file has already failed.
+                // The file has already failed, so the other threads stop.
                 next.store(groups, Ordering::Relaxed);
             }
             vec![found]
@@ -121,8 +121,8 @@ impl Transfer {
     }
 }
 
-/// Returns the error for a file whose stored data differs from the received data. The function `failure` maps this
-/// error to its own fault code.
+/// Returns the error for a file whose stored data differs from the received data. `failure` converts this error to its
+/// own fault code.
 pub(crate) fn differs_from_received() -> io::Error {
     Errno::BADMSG.into()
 }

@@ -1,15 +1,15 @@
 //! One publishing cycle: flush the file systems, check files if the flush has failed, rename files into place, and
-//! report the results. The thread `zmove-publish` also flushes between cycles, for part of the time, so that little is
-//! left to flush at the end.
+//! report the results. The thread `zmove-publish` also flushes between cycles, so that little data is left to flush at
+//! the end.
 //!
-//! After a failed flush, each file of the current generation is flushed individually and read back past the page cache.
-//! The same applies to the next generation, which was being written during the flush. Files that are not on the storage
-//! are removed and reported as failed. All other files are renamed into place. A bad block therefore affects only the
+//! After a failed flush, each file of the current generation is flushed individually and read back, bypassing the page
+//! cache. The same applies to the next generation, which was being written during the flush. Files that are not on the
+//! storage are removed and reported as failed. All other files are renamed into place. So a bad block affects only the
 //! files that use it.
 //!
-//! Files are also checked individually while a flush is late, until that flush ends. A flush may be late because
-//! `syncfs` also writes data that other processes have written to the file system. Before a flush is late, files are
-//! not checked: on storage that needs seconds for a flush, one flush for all files is faster than one for each file.
+//! If a flush takes too long, files are also checked individually until it ends. It may take long because `syncfs` also
+//! writes data of other processes. Files are not checked individually from the start. On storage that needs seconds for
+//! a flush, one flush for all files is faster than one flush per file.
 //!
 //! `--update` and `--ignore-existing` are checked again before a file is renamed into place. With `--ignore-existing`,
 //! the rename also uses `RENAME_NOREPLACE`.
@@ -85,13 +85,13 @@ const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 /// Number of threads that read files back after a failed flush.
 const READERS: usize = 8;
 
-/// Flushes all written data, and then renames the files into place.
+/// Flushes all written data, and then renames all pending files into place.
 pub(crate) fn publish_all(transfer: &Transfer) {
     publish_in_turn(transfer, &transfer.publisher.lock_cycle());
 }
 
-/// Removes all small files that wait to be published. Complete large files keep their hidden names, so that a later
-/// transfer can use them.
+/// Removes all small files that are queued for publishing. Complete large files keep their hidden names for a later
+/// transfer.
 pub(crate) fn discard_all(transfer: &Transfer) {
     let _one_at_a_time = transfer.publisher.lock_cycle();
     let generation = transfer.publisher.take_generation();
@@ -105,7 +105,7 @@ pub(crate) fn discard_all(transfer: &Transfer) {
             remove_hidden(&transfer.target, &mut directories, &file);
         }
     });
-    // Staging directories may be nested, so remove the deepest first.
+    // Staging directories may be nested, so the deepest are removed first.
     let mut by_depth: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (path, filling) in generation.staging {
         by_depth
@@ -116,14 +116,14 @@ pub(crate) fn discard_all(transfer: &Transfer) {
     for staging in by_depth.into_values() {
         discard_each(transfer, staging, |(path, filling), turn| {
             turn.is_over();
-            // A staging directory is removed with its contents when the last reference to it is dropped.
+            // A staging directory and its contents are removed when the last reference to it is dropped.
             transfer.publisher.note_staging_published(&path);
             drop(filling);
         });
     }
 }
 
-/// Discards the waiting entries. Uses several threads if storage latency was so high that several threads have written.
+/// Discards the queued entries. Uses several threads if several threads have written because of high storage latency.
 fn discard_each<T: Send>(
     transfer: &Transfer,
     waiting: Vec<T>,
@@ -141,8 +141,8 @@ fn discard_each<T: Send>(
     });
 }
 
-/// Publishes pending files to free space, because the old files that they replace are then removed. If another thread
-/// is publishing, waits until that thread has finished.
+/// Publishes pending files to free the space of the old files that they replace. If another thread is publishing, waits
+/// until it has finished.
 pub(crate) fn make_room(transfer: &Transfer) {
     let turn = transfer.publisher.lock_cycle();
     if transfer.publisher.has_unpublished() {
@@ -155,8 +155,8 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
     let beside = match flush(transfer) {
         Ok(()) => None,
         Err(Unflushed::Failed) => {
-            // The failed flush may have covered data that was written during the flush. Mark the next generation as
-            // suspect too.
+            // The failed flush may have covered data that was written during the flush, so the next generation is
+            // marked as suspect too.
             transfer.publisher.suspect();
             generation.suspect = true;
             None
@@ -166,8 +166,8 @@ fn publish_in_turn(transfer: &Transfer, _turn: &MutexGuard<'_, ()>) {
             beside.filter(|_| only_late)
         }
     };
-    // Report these batches before the lock is released. The next cycle may be the last one, whose thread reports the
-    // end of the session.
+    // These batches are reported before the lock is released. The next cycle may be the last one, whose thread reports
+    // the end of the session.
     generation
         .publish(transfer, beside.as_ref())
         .into_iter()
@@ -204,8 +204,7 @@ fn flush(transfer: &Transfer) -> Result<(), Unflushed> {
 
 impl Generation {
     /// Renames all entries of this generation into place. Returns the batches for which this generation has no more
-    /// work. If each file must be checked only because a flush is late, `beside` is that flush, which is still in
-    /// progress.
+    /// work. If files must be checked only because a flush takes too long, `beside` is that flush.
     pub(crate) fn publish(
         mut self,
         transfer: &Transfer,
@@ -236,8 +235,8 @@ impl Generation {
                 named.large.push((file, published.err()));
             }
         }
-        // Publish the deepest directories first. If a directory cannot be renamed into place, the directories below it,
-        // which are already published, are lost with it.
+        // The deepest directories are published first. If a directory cannot be renamed into place, the published
+        // directories below it are lost with it.
         let mut staging: Vec<_> = self.staging.into_iter().collect();
         staging.sort_by_key(|(path, _)| Reverse(path.depth()));
         let mut lost = LostEntries::default();
@@ -256,9 +255,9 @@ impl Generation {
         batches
     }
 
-    /// Checks each file after a failed flush and removes files that are not on the storage. The kernel has reported the
-    /// failure once and now treats the pages that it could not write as clean. Files are also checked while a flush is
-    /// late, until that flush ends. With `--verify media`, files are always checked.
+    /// Checks each file after a failed flush, and removes files that are not on the storage. The kernel reports the
+    /// failure only once and then treats the unwritten pages as clean. Also checks files while a flush takes too long,
+    /// until it ends. With `--verify media`, always checks files.
     fn drop_unstored(
         &mut self,
         transfer: &Transfer,
@@ -318,7 +317,7 @@ impl Generation {
     }
 }
 
-/// A small file that may not have reached the storage.
+/// A small file whose data may not have reached the storage.
 enum UnverifiedFile {
     Hidden(HiddenFile),
     /// A file in the staging directory with this path.
@@ -337,11 +336,11 @@ impl UnverifiedFile {
 
 type VerifiedFile = (UnverifiedFile, io::Result<()>);
 
-/// The files that are already flushed when they are checked.
+/// The files that were already flushed when they are checked.
 #[derive(Clone, Copy)]
 enum Flushed<'a> {
     All,
-    /// The files that are checked after this late flush has ended.
+    /// The files that are checked after the end of this late flush.
     Beside(&'a Flushing),
     NotAll,
 }
@@ -375,7 +374,7 @@ fn verify_all(
     run_on_several("zmove-look", 1..READERS, look)
 }
 
-/// Returns an error unless the file on the storage, read past the page cache, has the expected size and hash.
+/// Returns an error unless the stored file has the expected size and hash. Bypasses the page cache.
 fn verify_stored(
     transfer: &Transfer,
     directory: &OwnedFd,
@@ -398,8 +397,8 @@ fn verify_stored(
     }
 }
 
-/// Files that have been renamed to their final names. The directory of a file may still be a staging directory with a
-/// hidden name.
+/// Files that were renamed to their final names. Their directory may be a staging directory that still has a hidden
+/// name.
 #[derive(Default)]
 struct PublishedFiles {
     files: Vec<HiddenFile>,
@@ -428,7 +427,7 @@ impl PublishedFiles {
                 ..
             } = file;
             turn.is_over();
-            // Close the file before reporting it.
+            // The file is closed before it is reported.
             drop(staged);
             let fault = fault.or_else(|| lost.take(&path));
             if fault.is_none() {
@@ -438,7 +437,8 @@ impl PublishedFiles {
             }
             end_large(transfer, id, &path, fault);
         }
-        // Look up each directory only once, because hashing all parents of a deep directory takes a tenth of a second.
+        // Each directory is looked up only once, because hashing all parents of a deep directory takes a tenth of a
+        // second.
         for files in self
             .files
             .chunk_by(|one, other| one.directory == other.directory)
@@ -467,8 +467,8 @@ impl PublishedFiles {
     }
 }
 
-/// For each small file in a directory, adds a fault to its batch if the file was lost, and counts it as stored
-/// otherwise.
+/// For each small file in a directory, adds a fault to its batch if the file is lost. Otherwise, counts the file as
+/// stored.
 fn count_or_fault<'a>(
     transfer: &Transfer,
     lost: &mut LostEntries,
@@ -504,7 +504,7 @@ fn by_directory(mut files: Vec<HiddenFile>) -> Vec<Vec<HiddenFile>> {
     groups
 }
 
-/// A directory, the files that were renamed into place in it, and the batches of the files for which the rename failed.
+/// A directory, the files that were renamed into place in it, and the batches of the files that could not be renamed.
 type RenamedFiles = (Arc<RelPath>, Vec<HiddenFile>, Vec<Arc<PendingBatch>>);
 
 /// Renames files under hidden names into place. One thread handles each directory, because the kernel serializes
@@ -577,8 +577,8 @@ fn publish_hidden(
     )
 }
 
-/// Returns whether an existing entry must be kept instead of a small file. `whole` is the current name of the small
-/// file, which is complete.
+/// Returns whether an existing entry must be kept instead of a small file. `whole` is the current name of the complete
+/// small file.
 fn is_kept(
     target: &TargetTree,
     whole: NameAt<'_>,
@@ -609,13 +609,13 @@ fn rename_fault<T>(target: &TargetTree, done: Result<T, Failure>) -> Result<T, F
 fn remove_hidden(target: &TargetTree, directories: &mut OpenDirectories<'_>, file: &HiddenFile) {
     if let Ok(directory) = directories.open_existing(&file.directory) {
         let staging_parent = target.staging_parent(&directory);
-        // If the file cannot be removed, the next transfer to this directory removes it.
+        // If the removal fails, the next transfer to this directory removes the file.
         let _best_effort = unlink_at(staging_parent, &file.hidden);
     }
 }
 
 /// Renames a complete large file into place. Returns `None` if the session has ended. In that case, the file's part
-/// (its temporary file) is kept for a later transfer.
+/// (temporary file) is kept for a later transfer.
 fn publish_large(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -692,8 +692,8 @@ pub(crate) fn end_large(
     transfer.files.closed(id);
 }
 
-/// Renames a staging directory into place. If a directory of that name exists, merges the staging directory into it.
-/// Returns the files that were in the staging directory.
+/// Renames a staging directory into place, or merges it into an existing directory of that name. Returns the files that
+/// were in the staging directory.
 fn publish_staging(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,
@@ -709,7 +709,7 @@ fn publish_staging(
         abandoned,
         ..
     } = filling;
-    // The staging directory may have been moved by a merge of its parent directory. In that case, the parent is now the
+    // A merge of the parent directory may have moved the staging directory. In that case, its parent is now the
     // directory at the final path.
     if !staging.has_hidden_name()
         && let Ok(parent) = directories.open_existing(&path.directory())
@@ -729,7 +729,7 @@ fn publish_staging(
             transfer.target.view.policy.rules.replaces(),
         )
     };
-    // From now on, threads that open the path look for the directory under its final name.
+    // After this, threads that open the path look for the directory under its final name.
     transfer.publisher.note_staging_published(path);
     let merged = match published {
         Ok(()) => Ok(()),
@@ -737,8 +737,8 @@ fn publish_staging(
         Err(error) if abandoned => Err(error),
         Err(error) if !staging.has_hidden_name() => Err(error),
         Err(_in_the_way) => directories.open_published(path).map(|standing| {
-            // The staging directory may have its final name already, if an exchange with the existing directory could
-            // not be reverted. In that case, nothing needs to be merged.
+            // If an exchange with the existing directory could not be undone, the staging directory may already have
+            // its final name. In that case, no merge is needed.
             if !staging.is(&standing) {
                 merge(
                     &transfer.target,
@@ -760,7 +760,7 @@ fn publish_staging(
     filled
 }
 
-/// Moves the entries of a staging directory, one at a time, into the directory `standing`, which somebody else has
+/// Moves the entries of a staging directory, one at a time, into the directory `standing`, which another process has
 /// created under the final name.
 fn merge(
     target: &TargetTree,
@@ -775,8 +775,8 @@ fn merge(
         .iter()
         .map(|small| (small.file.name.as_bytes(), small))
         .collect();
-    // Start with all files, and remove each file that the walk finds. The remaining files no longer exist, for example
-    // because somebody has removed the staging directory.
+    // The set starts with all files, and the walk removes each file that it finds. The remaining files no longer exist,
+    // for example because another process has removed the staging directory.
     let mut gone: HashSet<&[u8]> = files.keys().copied().collect();
     let lose = RefCell::new(lose);
     let lose = |below: &RelPath, cause| (lose.borrow_mut())(below, cause);
@@ -824,8 +824,8 @@ fn merge(
     }
 }
 
-/// Flushes directories. `--durability file` promises that a name is durable before the file is reported, and some file
-/// systems cannot be flushed as a whole.
+/// Flushes directories. This is necessary because `--durability file` requires a durable name before the file is
+/// reported, and because some file systems cannot be flushed as a whole.
 fn flush_directories(
     transfer: &Transfer,
     directories: &mut OpenDirectories<'_>,

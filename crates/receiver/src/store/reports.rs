@@ -1,5 +1,5 @@
-//! Reports from the threads of a transfer to its session. Memory is charged for each report until the peer has received
-//! it.
+//! Reports from the threads of a transfer to its session. Each report is charged for its memory until the peer has
+//! received it.
 
 use tokio::sync::mpsc::Sender;
 use zmove_types::ItemId;
@@ -15,25 +15,24 @@ use crate::session::requests::PendingRequest;
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) outcomes: Sender<ChargedReport>,
-    /// The quota to which reports are charged.
+    /// The quota that is charged for reports.
     pub(crate) quota: Quota,
 }
 
 /// A report to the session.
 #[derive(Debug)]
 pub(crate) enum ThreadReport {
-    /// Data was received, either intact or damaged. For a group of a large file, this is the final report.
+    /// Data was received, intact or damaged. For a group of a large file, this is the final report.
     Item(StoredItem),
-    /// A batch was verified and written. The listed faults are those of entries that could not be written.
+    /// A batch was verified and written, except for entries with these faults.
     Stored(ItemId, Vec<EntryFault>),
-    /// The files of a batch were flushed as requested and renamed into place. The listed faults are those of entries
-    /// for which this failed.
+    /// The files of a batch were flushed as requested and renamed into place, except for entries with these faults.
     Published(ItemId, Vec<EntryFault>),
     File(FileDone),
     Fault(Fault),
     /// A message to the peer that does not change the state of the session.
     Message(ToSender),
-    /// The lane with this number has ended. `has_delivered` is true if the lane delivered any data.
+    /// The lane with this number has ended. `has_delivered` is true if the lane has delivered any data.
     LaneEnded {
         number: u32,
         has_delivered: bool,
@@ -44,7 +43,7 @@ pub(crate) enum ThreadReport {
     Panicked,
 }
 
-/// A report and the memory charged for it until the peer has received it.
+/// A report, with the memory that is charged for it until the peer has received it.
 #[derive(Debug)]
 pub(crate) struct ChargedReport {
     pub(crate) outcome: ThreadReport,
@@ -68,8 +67,8 @@ impl Reports {
         );
     }
 
-    /// Sends a report like [`report`](Self::report). `held` is memory that was already charged for the report, and
-    /// `answers` is the request that it answers.
+    /// Sends a report like [`report`](Self::report). `held` is the memory that was already charged for the report, and
+    /// `answers` is the request that the report answers.
     pub(crate) fn report_charged(
         &self,
         outcome: ThreadReport,
@@ -80,7 +79,7 @@ impl Reports {
             Ok(()) => outcome,
             Err(error) => ThreadReport::OverLimit(error),
         };
-        // Sending fails only after the session has ended.
+        // This fails only after the session has ended.
         let _session_over = self.outcomes.blocking_send(ChargedReport {
             outcome,
             held,
@@ -88,7 +87,7 @@ impl Reports {
         });
     }
 
-    /// Reports an item as done when it needs no further work.
+    /// Reports an item as done if it needs no further work.
     pub(crate) fn settle(&self, item: ItemId) {
         self.report(ThreadReport::Item(StoredItem {
             item: item.0,
@@ -103,7 +102,8 @@ impl ThreadReport {
         Self::Message(ToSender::Reply(Reply { number, answer }))
     }
 
-    /// Returns the number of heap bytes of the report. Excludes memory that the reporting thread has already charged.
+    /// Returns the size of the report on the heap, in bytes, without memory that the reporting thread has already
+    /// charged.
     fn bytes(&self) -> usize {
         match self {
             Self::Item(StoredItem { faults, .. })

@@ -1,4 +1,4 @@
-//! The rules of a transfer: the options that its sender requests, limited by the rights of its key.
+//! The rules of a transfer: the options that its sender requests, limited by the permissions of its key.
 
 use std::borrow::Cow;
 
@@ -43,9 +43,9 @@ impl Rules {
         }
     }
 
-    /// Returns the metadata to set on a regular file. Unless the grant allows both bits, the setuid bit is kept only if
-    /// the owner is also set, and the setgid bit only if the group is also set. Otherwise, anyone who runs the file
-    /// would get the privileges of the receiver's user or group.
+    /// Returns the metadata to set on a regular file. Unless the grant allows both bits, keeps the setuid bit only if
+    /// the owner is set too, and the setgid bit only if the group is set too. Otherwise, anyone who runs the file would
+    /// get the privileges of the receiver's user or group.
     pub(crate) fn of_file<'a>(&self, metadata: &'a Metadata) -> Cow<'a, Metadata> {
         let extra = metadata.extra.as_deref();
         let gets = |kind, account: Option<&Account>| {
@@ -70,7 +70,7 @@ impl Rules {
     }
 
     /// Returns the metadata for a file that replaces the existing file `there`. If modes are not preserved, the new
-    /// file takes the mode of the existing file.
+    /// file gets the mode of the existing file.
     pub(crate) fn metadata_of_replacement<'a>(
         &self,
         metadata: &'a Metadata,
@@ -152,7 +152,7 @@ impl Rules {
         self.durability != Durability::None
     }
 
-    /// Returns whether a new entry replaces an existing entry of the same name.
+    /// Returns whether a new entry replaces an existing entry with the same name.
     pub(crate) const fn replaces(&self) -> Replace {
         match self.overwrite {
             Overwrite::Differing | Overwrite::Older => Replace::Existing,

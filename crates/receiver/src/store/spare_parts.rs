@@ -1,5 +1,5 @@
 //! Parts (temporary files) of large files that failed for lack of space. A later transfer can resume from such a part.
-//! The part is removed earlier if another file needs the space.
+//! It is removed earlier if another file needs the space.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -10,9 +10,9 @@ use crate::store::large_files::LargeFile;
 /// The parts that may be removed to free space.
 #[derive(Debug, Default)]
 pub(crate) struct SpareParts {
-    /// Files that failed for lack of space and whose parts (temporary files) still exist.
+    /// Files that have failed for lack of space and whose parts (temporary files) still exist.
     failed: Lock<Vec<Arc<LargeFile>>>,
-    /// Held by a thread while it removes parts, so that several threads do not remove more parts than necessary.
+    /// Held while a thread removes parts, so that several threads do not remove more parts than necessary.
     releasing: Lock<()>,
 }
 
@@ -20,8 +20,7 @@ pub(crate) struct SpareParts {
 const FAILED_MAX: usize = 64;
 
 impl SpareParts {
-    /// Keeps the part of a failed file. If there are now too many files, removes the oldest file from the set and
-    /// returns it.
+    /// Adds a failed file, whose part is kept. If there are too many files, removes the oldest file and returns it.
     pub(crate) fn keep(&self, file: &Arc<LargeFile>) -> Option<Arc<LargeFile>> {
         let mut failed = self.failed.lock();
         failed.push(Arc::clone(file));
@@ -33,7 +32,7 @@ impl SpareParts {
         self.releasing.lock()
     }
 
-    /// Takes all files out of the set. The caller then removes their parts.
+    /// Removes and returns all files. The caller must remove their parts.
     pub(crate) fn take(&self) -> Vec<Arc<LargeFile>> {
         std::mem::take(&mut *self.failed.lock())
     }

@@ -1,10 +1,10 @@
 //! Resolves the target that a client requests to the directory in which its entries are stored.
 //!
-//! **Invariant:** if the client may only write below roots, every directory that this module creates or opens is below
-//! one of the roots. The directory is reached from the descriptor of the root without following links.
+//! **Invariant:** if the client may only write below roots, this module creates and opens directories only below these
+//! roots. It opens them from the root's descriptor without following links.
 //!
-//! If access to a root is denied although its mode allows it, the root did not exist when the daemon was confined. The
-//! refusal then tells the client that the daemon must be restarted.
+//! If access to a root is denied although its mode allows it, the root was missing when the daemon was confined at
+//! startup. In that case, the refusal says that the daemon must be restarted.
 
 mod blocking;
 pub(crate) mod compared;
@@ -43,41 +43,40 @@ use crate::store::failure::entry_operation;
 /// The directories of the file system to which a client may write.
 #[derive(Clone, Debug)]
 pub enum WriteAccess {
-    /// The client may write wherever this process may write. Used if the target is local to the process of the user.
+    /// The client may write wherever this process may write. Used if the target is local to a process of the user.
     Anywhere,
-    /// The client may write below these roots. A relative target is below the first root.
+    /// The client may write below these roots. A relative target is resolved below the first root.
     Beneath(Roots),
-    /// The client may not write, because its key may only read.
+    /// The client may not write, because its key has only read access.
     ReadOnly,
 }
 
-/// The directory where entries are stored.
+/// The directory in which entries are stored.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// The directory that paths are relative to.
+    /// The directory to which paths are relative.
     pub(crate) tree: Tree,
-    /// If a single entry is received, its name at the source and its name at the target.
+    /// The name of a single entry at the source, and its different name at the target.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether any of the entries to write already exists.
+    /// Whether any of the entries to be written already exists.
     pub(crate) state: TargetState,
-    /// Whether this session created the directory with access for its owner only. The final mode has not been received
-    /// yet.
+    /// Whether this session has created the directory with access for its owner only. The final mode is not known yet.
     pub(crate) is_closed: bool,
-    /// The previous mode of the directory, if this session changed the mode to give the owner access. The final mode
-    /// has not been received yet.
+    /// The previous mode of the directory, if this session has changed it to give the owner access. The final mode is
+    /// not known yet.
     pub(crate) mode_before: Option<Mode>,
-    /// The session in a job of several receivers, if the transfer belongs to one.
+    /// The session's state in a shared job, if it belongs to one.
     pub(crate) shared_job: Option<SharedJobSession>,
 }
 
-/// The location of a target, whose directory may not exist yet.
+/// The location of a target, whose directory need not exist yet.
 struct TargetLocation<'a> {
-    /// The tree that contains the target. `None` only for a user's own target whose parent does not exist.
+    /// The tree that contains the target. `None` only if the target is local and its parent does not exist.
     tree: Option<Tree>,
-    /// Path, inside the tree, of the directory in which entries are stored.
+    /// The path of the directory in which entries are stored, relative to the tree.
     path: RelPath,
-    /// The name at the source and the name at the target of a single entry. `None` if there are several entries, or if
-    /// the entry is stored inside an existing directory.
+    /// The name of a single entry at the source and at the target. `None` if there are several entries, or if the entry
+    /// is stored inside an existing directory.
     rename: Option<(Name, Name)>,
     /// The target as the client requested it.
     shown: &'a Path,
@@ -86,8 +85,7 @@ struct TargetLocation<'a> {
 const TARGET_BYTES_MAX: usize = 4096;
 
 impl<'a> TargetLocation<'a> {
-    /// Finds the location. Creates missing parent directories under the lease `create_under`. Without a lease, creates
-    /// nothing.
+    /// Finds the location. Creates missing parent directories if `create_under` is a lease.
     fn of(
         open: &'a Open,
         access: &WriteAccess,
@@ -108,7 +106,7 @@ impl<'a> TargetLocation<'a> {
             && let Some((parent, own_name)) = path.split()
         {
             let is_directory = match tree.as_ref().map(|tree| tree.open_directory(&path)) {
-                // The target exists, but its file system is gone, so nothing can be stored in it.
+                // The target exists, but its file system is dead, so nothing can be stored in it.
                 Some(Err(error)) if is_file_system_gone(&error) => {
                     return Err(refusal("open directory", shown, &error));
                 }
@@ -131,8 +129,8 @@ impl<'a> TargetLocation<'a> {
         })
     }
 
-    /// Returns the refusal for a directory that cannot be created or opened. If a single entry is stored under its own
-    /// name, the refusal describes the path of that entry and not of its directory.
+    /// Returns the refusal for a directory that cannot be created or opened. For a single entry under its own name, the
+    /// refusal states the path of the entry and not of its directory.
     fn entry_refusal(&self, operation: &str, error: &io::Error) -> Refusal {
         let way = || {
             let own_name = self.rename.as_ref().map(|(_, own_name)| own_name);
@@ -148,8 +146,8 @@ impl<'a> TargetLocation<'a> {
 }
 
 impl Target {
-    /// Opens the target and creates missing directories. If the session joins a job in progress, creates nothing and
-    /// changes no mode, because the node that leads the job may already have set the final mode.
+    /// Opens the target and creates missing directories. If the session joins a running job, creates no directory and
+    /// changes no mode, because the target may already have its final mode.
     pub(crate) fn resolve(
         open: &Open,
         access: &WriteAccess,
@@ -180,8 +178,8 @@ impl Target {
         let tree = &tree.under(lease.clone());
         let path = &place.path;
         let tops = names_at_top(&open.shape, place.rename.as_ref());
-        // The target receives a mode only if the entries are its contents and modes are preserved. Otherwise the target
-        // has the usual mode from the start.
+        // The source sends a mode for the target only if the entries are its contents and modes are preserved.
+        // Otherwise, the target has the usual mode from the start.
         let gets_mode = tops.is_empty() && open.keeping.kinds.has_any(MetadataKinds::MODE);
         let closed = if gets_mode {
             make_closed(tree, path)
@@ -190,7 +188,7 @@ impl Target {
         };
         let made = closed.and_then(|is_closed| {
             let (directory, mode_before) = match (path.parent(), path.file_name()) {
-                // If the mode denies access to the owner, change the mode now. The final mode is set at the end.
+                // If the mode denies access to the owner, it is changed now. The final mode is set at the end.
                 (Some(parent), Some(name)) if gets_mode => tree
                     .with_root(tree.create_directory(&parent)?)
                     .open_with_access(&RelPath::from(&name))?,
@@ -207,8 +205,8 @@ impl Target {
         let state =
             state_of(&fd, &tops).map_err(|error| refusal("read directory", place.shown, &error))?;
         if state == TargetState::Empty {
-            // Check before any data is sent that entries can be created in this directory. Check the effective rights,
-            // because they include capabilities, which a plain access check ignores.
+            // This check finds out before any data is sent whether entries can be created in this directory. It uses
+            // effective rights, which include capabilities.
             let may_write = rustix::fs::accessat(
                 &fd,
                 ".",
@@ -228,8 +226,8 @@ impl Target {
         })
     }
 
-    /// [Enters](OtherJobs::enter) the target's directory: removes the entries that dead processes left in it, and waits
-    /// for jobs of other runs.
+    /// [Enters](OtherJobs::enter) the target's directory: removes the entries of dead processes, and waits for jobs of
+    /// other runs.
     pub(crate) fn enter(
         &self,
         open: &Open,
@@ -268,8 +266,8 @@ impl Target {
     }
 }
 
-/// Waits until the state of each job of another run is known, for all jobs above the target up to the root of the
-/// grant. Removes the remains of dead jobs.
+/// Waits until the states of all jobs of other runs above the target are known, up to the root of the grant. Removes
+/// the remains of dead jobs.
 pub(crate) fn wait_for_jobs_above(
     open: &Open,
     access: &WriteAccess,
@@ -317,7 +315,7 @@ fn directories_of(
     Ok(there.chain(above_root.into_iter().map(Ok)))
 }
 
-/// Returns whether the error means that the directory does not exist or may not be listed.
+/// Returns whether an error means that the directory does not exist or cannot be listed.
 fn is_unlistable(error: &io::Error) -> bool {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
@@ -352,23 +350,23 @@ fn above(tree: &Tree) -> Vec<Arc<OwnedFd>> {
     directories.take(ABOVE_MAX).collect()
 }
 
-/// Maximum number of directories above a target to search for jobs.
+/// Maximum number of directories above a target in which to look for jobs.
 const ABOVE_MAX: usize = 64;
 
-/// A target that is only inspected. Missing directories stay missing.
+/// A target that is only inspected. Missing directories are not created.
 #[derive(Debug, Default)]
 pub(crate) struct InspectedTarget {
-    /// The directory that paths are relative to, if it exists.
+    /// The directory to which paths are relative, if it exists.
     pub(crate) tree: Option<Tree>,
-    /// If a single entry is inspected, its name at the source and the name that a transfer would give it.
+    /// The name of a single entry at the source, and the different name that a transfer would give it.
     pub(crate) rename: Option<(Name, Name)>,
-    /// Whether the target exists but its mode denies access to its owner. A transfer would change the mode. An
+    /// Whether the target exists but its mode denies access to its owner. A transfer would change the mode, but an
     /// inspection does not, so it cannot read the contents.
     pub(crate) is_closed: bool,
 }
 
 impl InspectedTarget {
-    /// Finds the target in the same way as [`Target::resolve`], but creates and changes nothing.
+    /// Finds the target like [`Target::resolve`], but creates and changes nothing.
     pub(crate) fn inspect(open: &Open, access: &WriteAccess) -> Result<Self, Refusal> {
         Self::find(open, access).map_err(|refusal| dead_mount::named(refusal, open, access))
     }
@@ -384,8 +382,8 @@ impl InspectedTarget {
         };
         let found = match place.tree.as_ref().map(look).transpose() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            // The mode of the target denies access to its owner. Refuse, because only a transfer that preserves modes
-            // would change that mode.
+            // The mode of the target denies access to its owner. A transfer that does not preserve modes would not
+            // change it, so the target is refused.
             Ok(Some(None)) if !open.keeping.kinds.has_any(MetadataKinds::MODE) => {
                 return Err(place.entry_refusal("open directory", &Errno::ACCESS.into()));
             }
@@ -399,8 +397,8 @@ impl InspectedTarget {
     }
 }
 
-/// Creates a directory to which only its owner has access (mode 0700). Returns `false` if an entry of that name exists.
-/// Missing parent directories are created with the usual permissions.
+/// Creates a directory to which only its owner has access (mode 0700). Returns `false` if an entry with that name
+/// exists. Creates missing parent directories with the usual permissions.
 fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     let Some((parent, name)) = path.split() else {
         return Ok(false);
@@ -417,7 +415,7 @@ fn make_closed(tree: &Tree, path: &RelPath) -> io::Result<bool> {
     )
 }
 
-/// Returns the name of an entry at the target. Only a single entry at the top may have a different name there.
+/// Returns the name of an entry at the target. Only a single entry at the top can have another name there.
 pub(crate) fn renamed<'a>(
     rename: Option<&'a (Name, Name)>,
     directory: &RelPath,
@@ -461,8 +459,8 @@ fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
     })
 }
 
-/// The remedy if access is denied although the mode of the root allows it. A kernel rule (confinement) then denies the
-/// access.
+/// The remedy if access is denied although the mode of the root allows it. In that case, a kernel rule (confinement)
+/// denies the access.
 const CONFINED: &str = " (if the receiver is confined to the roots that it had at startup, by 'zmove serve --confine' \
                         or confine in zmove.toml, restart it to add a root)";
 
@@ -501,7 +499,7 @@ fn locate_own(
     }
     let tree = match Tree::open(parent) {
         Err(error) if create_under.is_none() && error.kind() == io::ErrorKind::NotFound => None,
-        // The target exists, so report the error of opening the target and not that of its parent directory.
+        // The target exists, so the error of opening it is reported instead of the error of opening its parent.
         Err(_) if path.is_dir() => return Err(refusal("open directory", path, &own_error)),
         opened => {
             Some(opened.map_err(|error| entry_refusal("open directory", parent, &error, way))?)
@@ -510,8 +508,8 @@ fn locate_own(
     Ok((tree, clean(name.as_bytes())?))
 }
 
-/// Returns the root that contains a path, and the rest of the path below that root. A relative path is below the first
-/// root. `may` is the operation that the refusal names, such as "write to".
+/// Returns the root that contains a path, and the path relative to that root. A relative path is resolved below the
+/// first root. `may` is the operation for the text of a refusal, such as "write to".
 ///
 /// # Errors
 /// Returns a refusal if no root contains the path.
@@ -552,7 +550,7 @@ pub fn choose_root<'a>(
         })
 }
 
-/// Returns a path without duplicate slashes and single dots.
+/// Returns a path without repeated slashes and `.` components.
 #[must_use]
 pub fn without_dots(path: &[u8]) -> Vec<u8> {
     let parts: Vec<_> = path
@@ -562,7 +560,7 @@ pub fn without_dots(path: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-/// Returns a path without duplicate slashes and single dots. Refuses a path that contains `..`.
+/// Returns a path without repeated slashes and `.` components. Refuses a path that contains `..`.
 fn clean(path: &[u8]) -> Result<RelPath, Refusal> {
     RelPath::from_bytes(&without_dots(path)).map_err(|error| {
         let shown = Path::new(OsStr::from_bytes(path));
@@ -583,7 +581,7 @@ fn names_at_top<'a>(shape: &'a TargetShape, rename: Option<&'a (Name, Name)>) ->
     }
 }
 
-/// Refuses a drop box as the target of a transfer that must list the target. Any other transfer looks up each name.
+/// Refuses a drop box as the target of a transfer that must list the target. Other transfers look up each name.
 fn check_listable(
     open: &Open,
     directory: &impl AsFd,
@@ -600,8 +598,8 @@ fn check_listable(
     Err(refusal)
 }
 
-/// Returns `Empty` if none of the entries in `tops` exists. If `tops` is empty, returns `Empty` if the directory
-/// contains no entries. A drop box may contain any entry.
+/// Returns `Empty` if none of the entries in `tops` exists or, if `tops` is empty, if the directory has no entries. A
+/// drop box cannot be listed, so it counts as populated.
 fn state_of(directory: &impl AsFd, tops: &[&Name]) -> io::Result<TargetState> {
     let found = if tops.is_empty() {
         !is_listable(directory) || holds_anything(directory)?
@@ -624,8 +622,8 @@ fn holds_anything(directory: &impl AsFd) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns the refusal for a directory that cannot be created or opened. If an entry blocks the path, `way` returns a
-/// description of that entry.
+/// Returns the refusal for a directory that cannot be created or opened. If an entry is in the way, `way` returns a
+/// description of it.
 fn entry_refusal(
     operation: &str,
     path: &Path,
@@ -660,7 +658,7 @@ fn refusal_with(operation: &str, path: &Path, error: &io::Error, remedy: &str) -
     Refusal::new(RefusalCode::Target, text)
 }
 
-/// Returns the text that tells the user how to remove the cause of an error.
+/// Returns the remedy for an error, for the text of a refusal.
 fn remedy(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::ACCESS | Errno::PERM) => {
@@ -743,7 +741,7 @@ mod tests {
         );
     }
 
-    /// The parent directory does not cause the error, because it does not need to be readable.
+    /// The parent directory need not be readable, so it is not the cause of the error.
     #[test]
     fn a_target_that_may_not_be_listed_is_named_itself() {
         let home = tempfile::tempdir().unwrap();
@@ -769,7 +767,7 @@ mod tests {
             .unwrap();
     }
 
-    /// The owner of the directory above a root could replace the root by a link that leads to any directory.
+    /// The owner of the directory above a root could replace the root with a link to any directory.
     #[test]
     fn a_root_that_another_user_has_made_a_link_is_refused() {
         let home = tempfile::tempdir().unwrap();
@@ -892,7 +890,7 @@ mod tests {
             !resolve("above/new", directory()),
             "it is not of this transfer"
         );
-        // A target that directly contains named entries does not receive a mode.
+        // If named entries are stored directly in the target, the source sends no mode for the target.
         assert!(!resolve(
             "tops",
             TargetShape::Directory {

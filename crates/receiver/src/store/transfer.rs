@@ -47,30 +47,31 @@ use zmove_types::Lock;
 pub(crate) struct Transfer {
     pub(crate) target: TargetTree,
     pub(crate) file_io: Arc<dyn FileIo>,
-    /// Reads stored files back.
+    /// Reads back stored files.
     pub(crate) storage: StorageReader,
     pub(crate) direct: Direct,
     pub(crate) pool: BufferPool,
     pub(crate) arrivals: Lock<ReceivedItems>,
     pub(crate) files: FileTable,
-    /// Parts of failed large files that may be removed to make room for other files.
+    /// Parts of failed large files. They may be removed to free space for other files.
     pub(crate) spare_parts: SpareParts,
     pub(crate) parts: PartStore,
     pub(crate) old_versions: OldVersions,
     pub(crate) publisher: Publisher,
     pub(crate) reports: Reports,
-    /// The quota to which the transfer's memory, descriptors and threads are charged.
+    /// The quota that is charged for the transfer's memory, descriptors and threads.
     pub(crate) quota: Quota,
     pub(crate) meter: Arc<TransferMeter>,
     pub(crate) top_names: TopNames,
     pub(crate) allowance: Option<Arc<Allowance>>,
     /// Budget of entries that this transfer may still remove at the target.
     pub(crate) removals: Arc<RemovalBudget>,
-    /// Existing entries to which the source refers under a different spelling of the name. They must not be removed.
+    /// Existing entries that must not be removed, because a name of the source refers to them under a different
+    /// spelling.
     pub(crate) aliased: AliasedEntries,
     pub(crate) named: Option<Arc<dyn NamedFiles>>,
     delivery_log: Option<Arc<Lock<DeliveryLog>>>,
-    /// Charge for the memory of the directory names that are counted against the allowance.
+    /// Charge for the memory of the directory names that count against the allowance.
     directories_allowed: Lock<Charge>,
     other_jobs: OtherJobs,
     pub(crate) stopping: AtomicBool,
@@ -154,28 +155,28 @@ impl Transfer {
         }
     }
 
-    /// Replaces the state about jobs of other runs with `other_jobs`, which already knows some of these jobs.
+    /// Replaces the state of jobs of other runs with `other_jobs`, which already knows some of these jobs.
     pub(crate) fn with_other_jobs(self, other_jobs: OtherJobs) -> Self {
         Self { other_jobs, ..self }
     }
 
-    /// Records that the target directory has already been [entered](Self::enter).
+    /// Records that the target directory was already [entered](Self::enter).
     pub(crate) fn note_entered(&self) {
         let _done = self.publisher.sweep(&RelPath::root(), || Ok(()));
     }
 
-    /// Makes all threads stop waiting for jobs of other runs, because the session ends.
+    /// Ends all waits for jobs of other runs, because the session ends.
     pub(crate) fn stop_waiting(&self) {
         self.other_jobs.stop();
     }
 
-    /// Returns the writer of the job's heartbeat, if this receiver writes the heartbeat.
+    /// Returns the writer of the job's heartbeat, if this receiver writes it.
     pub(crate) fn heartbeat_writer(&self) -> Option<Arc<HeartbeatWriter>> {
         self.target.shared_job.as_ref()?.heartbeat_writer.clone()
     }
 
-    /// [Enters](OtherJobs::enter) a directory: removes the entries that dead processes left in it, and waits for jobs
-    /// of other runs. Does nothing if this transfer has already entered the directory.
+    /// [Enters](OtherJobs::enter) a directory: removes the entries of dead processes, and waits for jobs of other runs.
+    /// Does nothing if this transfer has already entered the directory.
     pub(crate) fn enter(&self, path: &RelPath, directory: &Arc<OwnedFd>) -> io::Result<()> {
         self.publisher.sweep(path, || {
             let dead = self.other_jobs.enter(&self.target.tree, path, directory)?;
@@ -184,12 +185,12 @@ impl Transfer {
         })
     }
 
-    /// Returns a turn (a share of CPU time) for a thread that is about to do this task.
+    /// Returns a turn (permission to run) for a thread that is about to do this task.
     pub(crate) fn turn(&self, task: Task) -> Turn<'_> {
         self.quota.turn(task, &self.stopping)
     }
 
-    /// Runs `work` on this thread. When storage latency is high, runs it on additional threads too.
+    /// Runs `work` on this thread, and also on other threads if storage latency is high.
     pub(crate) fn run_parallel<T: Send>(
         &self,
         task: Task,
@@ -199,9 +200,9 @@ impl Transfer {
         self.quota.run_parallel(task, name, &self.stopping, work)
     }
 
-    /// Remembers the directory at `path`, or its child `name` if given. The mode and time of the directory are set at
-    /// the end of the transfer, when nothing more is added to it. In a job of several receivers, the sender instead
-    /// orders the mode and time to be set at the end of the job.
+    /// Remembers the directory at `path`, or its child `name` if given. Its mode and time are set at the end of the
+    /// transfer, when nothing more is added to it. In a shared job, an order of the sender sets them at the end of the
+    /// job.
     pub(crate) fn remember_directory(
         &self,
         path: &Arc<RelPath>,
@@ -218,14 +219,14 @@ impl Transfer {
         self.arrivals.lock().insert(item)
     }
 
-    /// Charges a received item to the allowance, if the grant limits the transfer.
+    /// Charges the allowance for a received item, if the grant limits the transfer.
     pub(crate) fn charge(&self, what: PendingId, taken: Received) -> Result<(), WireError> {
         self.allowance
             .as_ref()
             .map_or(Ok(()), |allowance| allowance.charge(what, taken))
     }
 
-    /// Charges the directories that a batch names to the allowance, if the grant limits the transfer.
+    /// Charges the allowance for the directories in a batch, if the grant limits the transfer.
     pub(crate) fn charge_directories(&self, batch: &Batch) -> Result<(), WireError> {
         let Some(allowance) = &self.allowance else {
             return Ok(());
@@ -234,7 +235,7 @@ impl Transfer {
         self.directories_allowed.lock().grow(new * DIRECTORY_BYTES)
     }
 
-    /// Charges the parent directories of a large file to the allowance, in the same way as
+    /// Charges the allowance for the parent directories of a large file, like
     /// [`charge_directories`](Self::charge_directories).
     pub(crate) fn charge_parents(&self, path: &RelPath) -> Result<(), WireError> {
         let directory = path.directory();
@@ -266,12 +267,12 @@ impl Transfer {
             hard_links: 1,
             ..Counters::default()
         };
-        // Count no bytes, because they were counted with the first name of the file.
+        // No bytes are counted, because they were counted with the first name of the file.
         self.stored(0, &counters, path, None);
     }
 
     /// Counts a regular file of `bytes` bytes that was renamed into place. `path` returns the path of the file at the
-    /// source. The observer of published files is notified only if `root` is given.
+    /// source. Notifies the observer of published files only if `root` is given.
     pub(crate) fn stored(
         &self,
         bytes: u64,
@@ -343,11 +344,11 @@ impl Transfer {
         self.parts.ended(file.id);
     }
 
-    /// Discards each unfinished file whose final name was taken in the meantime by a file that somebody else created.
-    /// The time of its directory stays the same. For each remaining file, the journal records the current state of its
-    /// part (its temporary file). Must be called after the last write.
+    /// Discards each unfinished file if another process has created a file under its final name in the meantime.
+    /// Preserves the time of the directory. For each other unfinished file, records the current state of its part
+    /// (temporary file) in the journal. Must be called after the last write.
     pub(crate) fn drop_overtaken(&self) {
-        // Discard nothing in a shared job, because other receivers continue to use the parts.
+        // In a shared job, nothing is discarded, because other receivers still use the parts.
         if self.target.shared_job.is_some() {
             return self.parts.finish();
         }
@@ -360,7 +361,7 @@ impl Transfer {
             };
             let before = FileIdentity::of(&directory);
             self.abandon_file(file.id);
-            // Dropping this last reference removes the temporary file.
+            // The last reference is dropped here, which removes the temporary file.
             drop(file);
             if let Ok(before) = before
                 && let Ok(permit) = self.target.tree.lease().permit()
@@ -377,11 +378,10 @@ impl Transfer {
         is_overtaken(&directory, &path.file_name()?, &file.identity()?).then_some(directory)
     }
 
-    /// Ends a large file with a fault, unless the file has already ended. The groups written so far are kept for a
-    /// later transfer.
+    /// Ends a large file with a fault, unless it has already ended. Its written groups are kept for a later transfer.
     pub(crate) fn fail_file(&self, id: FileId, fault: FaultCause) {
-        // Hold the lock that threads also hold while they look for parts to remove. Such a thread then finds the file
-        // either unfinished or among the spare parts.
+        // Threads that look for parts to remove hold the same lock. So such a thread finds the file either unfinished
+        // or among the spare parts.
         let _turn = fault.code.is_no_room().then(|| self.spare_parts.turn());
         if let Some(file) = self.files.retire(id) {
             if file.is_blank() || self.target.shared_job.is_some() {

@@ -1,4 +1,4 @@
-//! The writers: threads that take verified work from a bounded queue, store it, and report the result.
+//! The writers: threads that take verified work from a bounded queue, store it, and report the results.
 
 use std::borrow::Cow;
 use std::io;
@@ -35,8 +35,8 @@ pub(crate) enum WriterJob {
     Named(Arc<LargeFile>, UnchangedGroup),
 }
 
-/// Runs one writer until all lanes have closed their end of the queue. When storage latency is high, additional threads
-/// help this writer. Jobs taken from the queue after the session has ended are dropped.
+/// Runs one writer until all lanes have closed their end of the queue. If storage latency is high, other threads help
+/// this writer. After the end of the session, drops all jobs in the queue.
 pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     let is_first = AtomicBool::new(true);
     transfer.run_parallel(Task::Write, "zmove-write", |turn| {
@@ -50,7 +50,7 @@ pub(crate) fn write_all(transfer: &Transfer, queue: &Receiver<WriterJob>) {
     });
 }
 
-/// Time without a job after which a helper thread ends.
+/// Idle time after which a helper thread ends.
 const HELPER_IDLE_MAX: Duration = Duration::from_millis(200);
 
 fn write(
@@ -72,8 +72,7 @@ fn write(
         }
         match job {
             WriterJob::Batch(batch) => {
-                // Release the turn (the share of CPU time), because each thread that places the batch takes a turn for
-                // itself.
+                // The turn is released, because each thread that places the batch takes its own turn.
                 turn.pause();
                 store_batch(transfer, turn, &mut placer, batch);
             }
@@ -103,7 +102,7 @@ fn store_batch(
     let pending = PendingBatch::new(item, known, Some(held));
     let entries = batch.entry_count();
     placer.place_groups(batch.groups, &pending, &data, turn);
-    // Return the buffer to the pool now, because the calls below may block.
+    // The buffer returns to the pool now, because the calls below may block.
     drop(data);
     transfer
         .reports
@@ -148,8 +147,8 @@ fn store_chunk(
     );
 }
 
-/// Returns whether an item is the first copy of its group. A copy that arrives during the write of the first copy is
-/// settled together with it. A copy that arrives later is settled immediately.
+/// Returns whether an item is the first copy of its group. A copy that arrives during the write of the first one is
+/// settled together with it. A later copy is settled immediately.
 fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan) -> bool {
     let copy = file.begin(span, item);
     if copy == GroupCopy::Late {
@@ -158,8 +157,8 @@ fn is_first(transfer: &Transfer, file: &LargeFile, item: ItemId, span: GroupSpan
     copy == GroupCopy::First
 }
 
-/// Writes the data of a group, whose ranges are stored one after another in the buffer. If there is no space, publishes
-/// the pending files and tries once more. Publishing frees the space of the files that are replaced.
+/// Writes the data of a group, whose ranges are one after another in the buffer. If the target is full, publishes the
+/// pending files and retries once. Publishing frees the space of the replaced files.
 fn write_group(
     transfer: &Transfer,
     staged: &Staged,
@@ -196,8 +195,8 @@ fn write_group(
     Ok(())
 }
 
-/// Stores a group that the sender reported as unchanged, by copying it from the old version. If the group cannot be
-/// copied, requests it from the sender.
+/// Stores a group that the sender has reported as unchanged, by copying it from the old version. If this is not
+/// possible, requests the group from the sender.
 fn copy_old_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -244,7 +243,7 @@ fn copy_old_group(
     finish_group(transfer, turn, file, StoredGroup { item, span, kind }, kept);
 }
 
-/// Records in the journal that the group was stored. Also records its hash value, if hash values are kept.
+/// Records in the journal that the group was stored. Records its hash value if hash values are kept.
 fn record_group(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) -> io::Result<()> {
     transfer.parts.written(file.id, span.index, cv)?;
     if let Err(error) = file.record_group_hash(span.index, cv) {
@@ -253,15 +252,14 @@ fn record_group(transfer: &Transfer, file: &LargeFile, span: GroupSpan, cv: Cv) 
     Ok(())
 }
 
-/// A stored group, and the kind of frame by which it arrived.
+/// A stored group, with the kind of frame in which it was received.
 struct StoredGroup {
     item: ItemId,
     span: GroupSpan,
     kind: FrameKind,
 }
 
-/// Handles the result of storing a group: settles the group's items, finishes a complete file, and fails a file after
-/// an error.
+/// Handles the result of storing a group: settles its items, finishes a complete file, and fails a file after an error.
 fn finish_group(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -278,7 +276,7 @@ fn finish_group(
         Ok(Some(complete)) => finish_file(transfer, turn, file, complete),
         // The session has ended. The received groups are kept for a later transfer.
         Err(_) if transfer.target.tree.lease().has_ended() => {}
-        // Another receiver has renamed the file into place or has given the file up, so there is nothing to write.
+        // Another receiver has renamed the file into place or has given it up, so there is nothing to write.
         Err((_, error)) if Errno::from_io_error(&error) == Some(PART_GONE) => {}
         Err(failed) => {
             let (operation, error) = &failed;
@@ -312,7 +310,7 @@ pub(crate) fn open_staged(
         }
         let path = transfer.target.final_path(&file.head);
         if let Some(shared) = &transfer.parts.shared {
-            // Register the file system now, because the flush at the end covers only registered file systems.
+            // The flush at the end covers only registered file systems, so the file system is registered now.
             let known = transfer.target.file_systems.note(&**shared.session.own());
             known.map_err(with_operation(Operation::Create))?;
             let part =
@@ -356,7 +354,7 @@ pub(crate) fn open_staged(
             None => staged.reserve(*bytes, file.head.data.as_deref(), transfer.direct),
         };
         if let Err(error) = sized {
-            // Remove the part (the temporary file), because no group can be written to it.
+            // The part (temporary file) is removed, because no group can be written to it.
             transfer.parts.remove(file.id, &staged);
             return Err((Operation::Create, error));
         }
@@ -380,9 +378,9 @@ fn name_of(path: &RelPath) -> Name {
     path.file_name().expect("a declared file has a name")
 }
 
-/// Finishes a complete large file and hands it to the publisher, which renames it into place. Unless nothing is
-/// flushed, the file is flushed individually: its descriptor has seen every error since it was opened, and most of its
-/// data has bypassed the page cache. With `--verify media`, the file is then read back.
+/// Finishes a complete large file and passes it to the publisher, which renames it into place. With any durability
+/// except `none`, flushes the file individually. The flush is cheap, because most of the data has bypassed the page
+/// cache, and its descriptor reports every error since it was opened. With `--verify media`, reads the file back.
 pub(crate) fn finish_file(
     transfer: &Transfer,
     turn: &Turn<'_>,
@@ -394,12 +392,11 @@ pub(crate) fn finish_file(
     }
     let path = transfer.target.final_path(&file.head);
     let metadata = metadata_of(transfer, &file.head, &path);
-    // Compute the root hash now, because reading the file back consumes the received hash values.
+    // The root hash is computed now, because reading the file back consumes the received hash values.
     let root = transfer.named.as_ref().and_then(|_| file.received_root());
     if staged.is_in_place() {
         let prove = |staged: &Staged| {
-            // Release the turn (the share of CPU time), because each thread that reads the file back takes a turn for
-            // itself.
+            // The turn is released, because each thread that reads the file back takes its own turn.
             turn.pause();
             transfer.verify_large(file, staged)
         };
@@ -435,12 +432,12 @@ pub(crate) fn finish_file(
         .as_ref()
         .is_err_and(|(_, error)| is_over || error.kind() == io::ErrorKind::Interrupted)
     {
-        // The session has ended. The part (the temporary file) remains listed in its journal, and the next transfer
-        // reads it back.
+        // The session has ended. The part (temporary file) is still listed in its journal, and the next transfer reads
+        // it back.
         return;
     }
     if let Err((operation, error)) = sealed {
-        // Remove the part (the temporary file), because it cannot become the final file.
+        // The part (temporary file) is removed, because it cannot become the final file.
         staged.discard();
         transfer.parts.remove(file.id, &staged);
         let fault = failure(operation, &error);
@@ -469,7 +466,7 @@ mod tests {
     use zmove_types::{FileId, GROUP_BYTES, Timestamp};
     use zmove_wire::{FaultCode, FileHead};
 
-    /// Creates a transfer to a new directory, in which a file of `bytes` bytes has been declared.
+    /// Creates a transfer to a new directory, with a declared file of `bytes` bytes.
     fn declared(bytes: u64) -> (tempfile::TempDir, Transfer, Arc<LargeFile>) {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join("target")).unwrap();
@@ -520,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_get_its_size_leaves_nothing() {
-        // No file system allows a file of this size.
+        // No file system supports a file of this size.
         let (home, transfer, file) = declared((u64::from(u32::MAX) - 1) * GROUP_BYTES);
         let (operation, error) =
             open_staged(&transfer, &mut Placer::new(&transfer), &file).unwrap_err();
@@ -563,7 +560,7 @@ mod tests {
         assert_eq!((names("target"), names("journal")), (1, 1));
     }
 
-    /// The key allows only one turn (share of CPU time) at a time.
+    /// The key allows only one turn (permission to run) at a time.
     #[test]
     fn a_writer_gives_its_place_to_those_who_place_its_batch() {
         let home = tempfile::tempdir().unwrap();

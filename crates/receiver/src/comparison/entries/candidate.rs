@@ -19,8 +19,8 @@ use crate::store::transfer::Transfer;
 
 /// A large file at the target that has changed at the source.
 ///
-/// The path of the file is assembled only when the file is processed. One request may contain thousands of candidates,
-/// all in one directory with a long path, or even all for the same file.
+/// The full path is built only when the file is processed, because one request may contain thousands of candidates in a
+/// directory with a long path.
 #[derive(Debug)]
 pub(crate) struct DeltaCandidate<'r> {
     pub(crate) request: u64,
@@ -29,12 +29,12 @@ pub(crate) struct DeltaCandidate<'r> {
     pub(crate) directory: &'r RelPath,
     pub(crate) name: &'r Name,
     pub(crate) bytes: u64,
-    /// Indexes of the groups that an earlier transfer has stored.
+    /// Indexes of the groups that an earlier transfer has already stored.
     pub(crate) held: BTreeSet<u32>,
 }
 
 impl DeltaCandidate<'_> {
-    /// Returns whether a file of `bytes` bytes is large and an existing file of its name is large too.
+    /// Returns whether a file of `bytes` is large and the existing file with its name is large too.
     pub(crate) fn has_large_version(directory: &OwnedFd, name: &Name, bytes: u64) -> bool {
         let large = |there: FileIdentity| there.regular && there.bytes > GROUP_BYTES;
         bytes > GROUP_BYTES && FileIdentity::at(directory, name).is_ok_and(large)
@@ -43,7 +43,7 @@ impl DeltaCandidate<'_> {
     /// Hashes the groups of the old version and sends the chaining values in several messages. If `answers` is set, the
     /// last message completes the request.
     pub(crate) fn send_hashes(self, transfer: &Transfer, mut answers: Option<PendingRequest>) {
-        // If no memory is left for the values, send no values. The sender then sends the whole file.
+        // If there is not enough memory for the values, none are sent. The sender then sends the whole file.
         let path = self
             .directory
             .join(self.name)
@@ -56,8 +56,8 @@ impl DeltaCandidate<'_> {
         let mut pieces = runs(&cvs).peekable();
         let Self { request, file, .. } = self;
         if held.is_some() {
-            // Store the values before sending them, because the sender may declare the file as soon as it has received
-            // them all.
+            // The values are stored before they are sent, because the sender may declare the file as soon as it has
+            // received them.
             transfer.old_versions.add(path, cvs, held);
         }
         loop {
@@ -92,7 +92,7 @@ impl DeltaCandidate<'_> {
             if held.grow(GROUP_KEPT_BYTES).is_err() {
                 break;
             }
-            // If the old version is shorter, it has no further groups. If it is unreadable, it has no groups at all.
+            // If the old version is shorter or unreadable, it has no further groups.
             let Some(cv) = transfer.old_versions.hash_group(&old, span) else {
                 break;
             };
@@ -102,7 +102,7 @@ impl DeltaCandidate<'_> {
     }
 }
 
-/// Splits groups into runs of consecutive numbers, each with its first number, that fit into one message.
+/// Splits groups into runs of consecutive numbers that fit into one message, each with its first number.
 pub(crate) fn runs(
     groups: &BTreeMap<u32, Cv>,
 ) -> impl Iterator<Item = (u32, Vec<[u8; 32]>)> + use<> {

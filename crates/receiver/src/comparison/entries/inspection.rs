@@ -1,7 +1,8 @@
-//! Answers the requests of a session that inspects: the changes that a transfer would make, or the differences.
+//! Answers the requests of a session that inspects. It reports the changes that a transfer would make, or all
+//! differences.
 //!
-//! **Invariant:** nothing here changes the target. Directories are opened without changing their modes, and nothing is
-//! created.
+//! **Invariant:** this module does not change the target. It opens directories without changing their modes, and
+//! creates no entries.
 
 use std::fs::File;
 use std::io;
@@ -41,15 +42,15 @@ use crate::store::target::tree::{contents_root, is_same_entry, open_old};
 #[derive(Debug)]
 pub(crate) struct Inspection {
     pub(crate) view: Comparator,
-    /// The directory that paths are relative to, if it exists.
+    /// The directory to which paths are relative, if it exists.
     tree: Option<Tree>,
     /// Whether the target exists but its mode denies access to its owner.
     is_closed: bool,
     /// The rules that decide which directories a source entry of the same name would replace.
     replacement: ReplacementRules,
-    /// Entries of the target that a source name also reaches under another spelling.
+    /// Entries of the target whose names the file system treats as equal to a name of the source.
     aliased: AliasedEntries,
-    /// The reader that reads files from the storage. Set only for a verification.
+    /// The reader for reading files from the storage. Set only for a verification.
     storage: Option<StorageReader>,
     /// A list of files to compare with the source instead of the target.
     listed: Option<Arc<ListedFiles>>,
@@ -145,8 +146,7 @@ impl Inspection {
         let rules = &self.view.policy.rules;
         match tree.open_for_inspection(path) {
             Ok(Some(directory)) => Ok(Some(directory)),
-            // The directory's mode denies access to its owner. A transfer that sets modes would make the directory
-            // accessible, so the entries in the directory count as new.
+            // A transfer that sets modes would make this directory accessible, so its entries count as new.
             Ok(None) if rules.kinds.has_any(MetadataKinds::MODE) => Ok(None),
             Ok(None) => Err(FaultCode::os(&Errno::ACCESS.into())),
             Err(error) => match Errno::from_io_error(&error) {
@@ -194,7 +194,7 @@ impl Inspection {
         open_old(directory.as_fd(), self.view.name(&parent, &name))
     }
 
-    /// Returns the names in these ranges that exist only at the target. Their memory is added to `held`.
+    /// Returns the names in these ranges that exist only at the target. `held` is charged for their memory.
     pub(crate) fn extraneous(&self, ranges: &[NameRange], held: &mut Charge) -> ExtraneousNames {
         if self.is_closed {
             let denied = FaultCode::os(&Errno::ACCESS.into());
@@ -427,7 +427,7 @@ impl Inspection {
             .file(self.purpose(), place, there, source, contents)
     }
 
-    /// Returns whether a name leads to the same file as the first name of its group.
+    /// Returns whether a name is a hard link to the file with the first name.
     fn is_hard_link_of(&self, name: NameAt<'_>, first: &RelPath) -> bool {
         let Some((parent, first)) = first.split() else {
             return false;
@@ -438,8 +438,7 @@ impl Inspection {
         }
     }
 
-    /// Returns whether a symbolic link or special file has another name that belongs to a different entry of the
-    /// source.
+    /// Returns whether a symbolic link or special file has a hard link that belongs to a different entry of the source.
     fn has_claimed_name(
         &self,
         NameAt { directory, name }: NameAt<'_>,

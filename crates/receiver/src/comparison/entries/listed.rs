@@ -13,7 +13,7 @@ use thiserror::Error;
 use zmove_types::{RelPath, Root, from_hex};
 use zmove_wire::{Differences, EntryGroup, SourceEntry, SourceKind, Verdict};
 
-/// Files and their hashes.
+/// A list of files with their hashes.
 #[derive(Debug, Default)]
 pub struct ListedFiles {
     files: HashMap<RelPath, ListedFile>,
@@ -34,7 +34,7 @@ pub enum Unlisted {
     /// Unlisted files are reported as differences.
     #[default]
     Differs,
-    /// Unlisted files are ignored.
+    /// Unlisted files are ignored and counted.
     PassedOver,
 }
 
@@ -100,7 +100,7 @@ impl ListedFiles {
         })
     }
 
-    /// Returns the listed files that were not found and for which `wanted` is true, in ascending order.
+    /// Returns the listed files that were not found and for which `wanted` returns true, in ascending order.
     pub fn missing(&self, wanted: impl Fn(&RelPath) -> bool) -> Vec<RelPath> {
         let missing = self
             .files
@@ -114,7 +114,7 @@ impl ListedFiles {
         missing
     }
 
-    /// Number of unlisted files that were found and ignored.
+    /// Returns the number of unlisted files that were found and ignored.
     #[must_use]
     pub fn passed_over(&self) -> u64 {
         self.passed_over.load(Ordering::Relaxed)
@@ -124,7 +124,7 @@ impl ListedFiles {
     pub(super) fn verdicts(&self, groups: &[EntryGroup]) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
         for group in groups {
-            // Lists do not contain directories.
+            // Lists do not contain directories, so a directory counts as equal.
             verdicts.extend(group.itself.as_ref().map(|_| Verdict::Same));
             verdicts.extend(
                 group
@@ -158,8 +158,7 @@ impl ListedFiles {
         listed.was_found.store(true, Ordering::Relaxed);
         match entry.kind {
             SourceKind::File { .. } => Verdict::Contents(Differences::default(), listed.root.0),
-            // Hard links are not requested in a verification against a list, so only a file entry can match a listed
-            // file.
+            // Only a file entry can match a listed file. A verification against a list requests no hard links.
             _ => Verdict::Replace(Differences::TYPE),
         }
     }
@@ -192,7 +191,7 @@ fn parse(line: &[u8]) -> Result<(RelPath, Root), &'static str> {
     }
 }
 
-/// Resolves the escapes of a name: `\\`, `\n`, and `\r`, which newer versions of b3sum write.
+/// Resolves the escapes in a name: `\\`, `\n`, and the `\r` of newer versions of b3sum.
 fn unescaped(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     let mut plain = Vec::with_capacity(name.len());
     let mut bytes = name.iter();

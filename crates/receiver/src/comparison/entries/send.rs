@@ -19,7 +19,7 @@ use crate::store::target::metadata_policy::EntryLocation;
 use crate::store::target::tree::contents_root;
 use crate::store::transfer::Transfer;
 
-/// Answers which of these files to send. The hashes of old versions follow the verdicts.
+/// Answers which of these files the sender must send. Sends the verdicts first, and then the hashes of old versions.
 pub(crate) fn answer(
     transfer: &Transfer,
     number: u64,
@@ -53,12 +53,12 @@ pub(crate) struct Comparison<'r> {
     pub(crate) verdicts: Vec<Verdict>,
     /// Groups of these files that earlier transfers have stored.
     pub(crate) held: Vec<Held>,
-    /// Changed files whose old versions still have to be hashed.
+    /// Changed files whose old versions must be hashed.
     pub(crate) changed: Vec<DeltaCandidate<'r>>,
 }
 
-/// Compares all entries of one request. Uses several threads if the storage is slow. The result reports entries that
-/// are not regular files as needed. If the session ends first, the entries not yet examined are reported as needed too.
+/// Compares all entries of one request. Uses several threads if the storage is slow. Entries that are not regular files
+/// count as needed, and so do entries that were not examined because the session ended.
 pub(crate) fn compare_all<'r>(
     transfer: &'r Transfer,
     number: u64,
@@ -113,8 +113,7 @@ pub(crate) fn compare_all<'r>(
     comparison
 }
 
-/// Opens a directory that several threads inspect. The first thread opens the directory, and the other threads wait for
-/// it.
+/// Opens a directory that several threads inspect. The first thread opens the directory while the others wait.
 fn open_once(
     last: &mut Option<(usize, Option<Arc<OwnedFd>>)>,
     place: usize,
@@ -161,7 +160,7 @@ impl<'r> ComparedPart<'r> {
         let Some(SourceMark { inode, ctime }) = mark.filter(|_| is_needed) else {
             return compared;
         };
-        // Pause the turn (the share of CPU time), because the search may wait for other threads that need turns.
+        // The turn is paused, because the search may wait for other threads that need turns.
         turn.pause();
         let source = SourceVersion {
             bytes,
@@ -172,8 +171,8 @@ impl<'r> ComparedPart<'r> {
         self.look_for_more(number, directory, &entry.name, &source, compared)
     }
 
-    /// Looks for data of a large file that need not be sent: groups in parts of earlier transfers, and groups of an old
-    /// version.
+    /// Looks for data of a large file that need not be sent: groups that earlier transfers have stored, and groups of
+    /// an old version.
     fn look_for_more(
         &mut self,
         number: u32,
@@ -255,8 +254,8 @@ fn compare(
         metadata,
         xattrs: SourceXattrs::Digest(xattrs.as_deref()),
     };
-    // A file that cannot be remembered counts as different. If it counted as equal, the transfer could set the source's
-    // time on a file that another program has modified since the comparison.
+    // A file that cannot be remembered counts as different. If it counted as equal, the transfer could give the
+    // source's time to a file that another program has modified in the meantime.
     let is_remembered = || target.compared.remember(directory, name, &there);
     let contents = |differences| {
         let root = is_remembered().then(|| {
@@ -327,8 +326,8 @@ mod tests {
         compare_all(transfer, 1, groups).verdicts
     }
 
-    /// Runs `work` without the capabilities that let root enter any directory. This also applies to the threads that it
-    /// starts.
+    /// Runs `work` without the capabilities that let root enter any directory. Threads that `work` starts lack them
+    /// too.
     fn as_an_ordinary_user<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let work = || {
             let mut own = capabilities(None).unwrap();
@@ -363,8 +362,8 @@ mod tests {
         assert_eq!(compared, [Verdict::Same]);
     }
 
-    /// Another user may have created the other name. The existing file therefore keeps its owner, and only a new file
-    /// gets the owner of the source.
+    /// Another user may have created the other link, so the existing file keeps its owner. Only a new file gets the
+    /// owner of the source.
     #[test]
     fn a_file_with_other_names_that_is_to_get_another_owner_is_needed() {
         if !rustix::process::geteuid().is_root() {
@@ -404,7 +403,7 @@ mod tests {
             transfer.target.view.policy.rules.compare = compare;
             transfer.target.view.policy.rules.kinds = MetadataKinds::ALL;
             transfer.target.view.policy.rules.owning = OwnerPermission::Allowed;
-            // A file that was changed just now would be needed in any case, so wait until it can be remembered.
+            // A file that has just been changed cannot be remembered and would count as needed, so the test waits.
             while !transfer.target.compared.remember(&directory, &name, &there) {
                 std::thread::yield_now();
             }
@@ -415,7 +414,7 @@ mod tests {
         }
     }
 
-    /// Leaves a part of a large file with a group that is not flushed, as an interrupted transfer would.
+    /// Leaves a part of a large file with an unflushed group, as an interrupted transfer does.
     fn leave_a_part(home: &Path, journals: &Path) -> FileHead {
         let head = FileHead {
             path: RelPath::from_bytes(b"large").unwrap(),

@@ -1,13 +1,13 @@
-//! Entries that must not be removed because a name of the source reaches them under another spelling. Some file systems
-//! ignore letter case or treat two encodings of a letter as equal. On such a file system, a file that was just sent may
-//! exist under the name of an older file.
+//! Entries that must not be removed because a name of the source refers to them under another spelling. Some file
+//! systems ignore letter case or treat two encodings of a letter as equal. On such a file system, a file that was just
+//! sent may exist under the name of an older file.
 //!
-//! The name of the source is then missing from the listing of its directory, although a lookup of the name finds an
+//! In this case, the name of the source is missing from the listing of its directory, but a lookup of the name finds an
 //! entry. The device and inode number identify that entry, so no table of equivalent letters is needed. An earlier
 //! message may already have reported the entry as extra.
 //!
-//! **Invariant:** once such an entry has been found, neither the entry nor anything below it is removed in this
-//! session. If the entry cannot be found in the listing, its directory counts as a directory that cannot be listed.
+//! **Invariant:** after such an entry was found, this session removes neither the entry nor any entry below it. If the
+//! listing does not contain the entry, the directory counts as one that cannot be listed.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -23,8 +23,7 @@ use crate::comparison::mirror::work_budget::WorkBudget;
 use crate::rights::quota::{Charge, Quota};
 use zmove_types::Lock;
 
-/// The entries that a session must not remove. The source name and the name that is to be removed may arrive in
-/// different messages.
+/// The entries that a session must not remove. The source name and the name to remove may be in different messages.
 #[derive(Debug)]
 pub(crate) struct AliasedEntries {
     state: Lock<AliasedState>,
@@ -38,18 +37,18 @@ pub(super) type LookUpName = fn(&OwnedFd, &OsStr) -> Option<FileNumber>;
 struct AliasedState {
     inodes: HashSet<FileNumber>,
     held: Charge,
-    /// Whether all entries must stay, because no memory is left to remember further inodes.
+    /// Whether all entries must be kept, because there is no memory to remember more inodes.
     all: bool,
 }
 
 /// Memory used by one inode in a hash table, including the table's spare capacity.
 const INODE_BYTES: usize = 4 * size_of::<FileNumber>();
 
-/// The files reached by names that are missing from a directory's listing.
+/// The files that were found by names that are missing from a directory's listing.
 #[derive(Debug, Default)]
 struct FoundNames<'a> {
     names: HashMap<&'a Name, FileNumber>,
-    /// The subset of these files that no listed entry of the directory leads to.
+    /// The files among them that are not the inode of any listed entry so far.
     elsewhere: HashSet<FileNumber>,
 }
 
@@ -72,20 +71,20 @@ impl AliasedEntries {
         }
     }
 
-    /// Returns whether no entries were found that must stay.
+    /// Returns whether the set is empty, so that any entry may be removed.
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock();
         state.inodes.is_empty() && !state.all
     }
 
-    /// Looks up source names that are missing from a directory's listing, and remembers the files that they lead to.
+    /// Looks up source names that are missing from a directory's listing, and remembers the files that it finds.
     ///
     /// The memory for this is reserved during the call. It depends on the number of names and not on the size of the
     /// directory.
     ///
     /// # Errors
-    /// `ENOTUNIQ` if such a file is not among the listed entries; `ENOMEM` if the quota is exceeded; `ECANCELED` if the
-    /// session has ended; otherwise the system's error.
+    /// `ENOTUNIQ` if such a file is not among the listed entries, `ENOMEM` if the quota is exceeded, `ECANCELED` if the
+    /// session has ended, or the system's error.
     pub(super) fn look_for<'a>(
         &self,
         directory: &OwnedFd,
@@ -108,8 +107,8 @@ impl AliasedEntries {
         Ok(())
     }
 
-    /// Looks up the `unlisted` names, which a directory's listing does not contain, and returns the files that they
-    /// lead to.
+    /// Looks up the names in `unlisted`, which are missing from a directory's listing, and returns the files that it
+    /// finds.
     fn find<'a>(
         &self,
         directory: &OwnedFd,
@@ -138,21 +137,20 @@ impl AliasedEntries {
             if let Some(inode) = (self.look)(directory, name.as_os_str()) {
                 found.elsewhere.remove(&inode);
             }
-            // The listing contains this name, so another program has created an entry with this spelling after the
-            // first listing.
+            // The second listing contains this name, so another program created the entry after the first listing.
             found.names.remove(&name);
         }
         Ok(found)
     }
 
-    /// Returns whether an entry of a directory stays.
+    /// Returns whether an entry of a directory must be kept.
     pub(crate) fn has(&self, directory: &OwnedFd, name: &Name) -> bool {
         let inode = (self.look)(directory, name.as_os_str());
         inode.is_some_and(|inode| self.has_inode(inode))
     }
 
-    /// Returns a function that tells whether an entry of the directory at `path` stays. The function returns true for
-    /// all entries if a directory on the path cannot be opened or stays itself, or if `has_ended` returns true.
+    /// Returns a function that returns whether an entry of the directory at `path` must be kept. It returns true for
+    /// all entries if a directory on the path cannot be opened or must be kept itself, or if `has_ended` returns true.
     pub(crate) fn among(
         &self,
         tree: &Tree,
@@ -172,11 +170,10 @@ impl AliasedEntries {
         }
     }
 
-    /// Opens a directory component by component. Opening each ancestor by its whole path would take time quadratic in
-    /// the depth.
+    /// Opens a directory component by component. Opening each ancestor by its whole path would take quadratic time.
     ///
     /// # Errors
-    /// Returns an error if all entries of the directory must stay.
+    /// Returns an error if all entries of the directory must be kept.
     fn enter(
         &self,
         tree: &Tree,

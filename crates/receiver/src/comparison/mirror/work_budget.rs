@@ -1,7 +1,7 @@
-//! The resources of a thread that lists directories of any size: its turn (a share of CPU time) and reserved memory.
+//! The resources of a thread that lists directories of any size: its turn (permission to run) and its reserved memory.
 //!
-//! **Invariant:** after at most [`ENTRIES_PER_TURN`] entries, other threads of the same key may use the core, and the
-//! thread checks whether the session has ended.
+//! **Invariant:** after at most [`ENTRIES_PER_TURN`] entries, the thread lets other threads of the same key run, and
+//! checks whether the session has ended.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use zmove_disk::Turn;
 
 use crate::rights::quota::Charge;
 
-/// The turn (share of CPU time) and the memory reservation of one thread.
+/// The turn (permission to run) and the memory reservation of one thread.
 #[derive(Debug)]
 pub(crate) struct WorkBudget<'a> {
     turn: Turn<'a>,
@@ -19,7 +19,7 @@ pub(crate) struct WorkBudget<'a> {
     entries: usize,
 }
 
-/// Number of entries that a thread processes in one turn (share of CPU time). This takes about 100 µs if each entry is
+/// Number of entries that a thread processes per turn (permission to run). This takes about 100 µs if each entry is
 /// looked up.
 const ENTRIES_PER_TURN: usize = 256;
 
@@ -32,15 +32,15 @@ impl<'a> WorkBudget<'a> {
         }
     }
 
-    /// Waits for a turn (a share of CPU time). Returns whether the session has ended.
+    /// Waits for a turn (permission to run). Returns whether the session has ended.
     pub(super) fn is_over(&self) -> bool {
         self.turn.is_over()
     }
 
-    /// Counts an entry, and periodically checks whether the session has ended.
+    /// Counts an entry. After every [`ENTRIES_PER_TURN`] entries, checks whether the session has ended.
     ///
     /// # Errors
-    /// `ECANCELED` when the session has ended.
+    /// `ECANCELED` if the session has ended.
     pub(super) fn count_entry(&mut self) -> io::Result<()> {
         self.entries += 1;
         let is_over = self.entries.is_multiple_of(ENTRIES_PER_TURN) && self.is_over();
@@ -66,7 +66,7 @@ impl<'a> WorkBudget<'a> {
         self.held.shrink(bytes);
     }
 
-    /// Number of reserved bytes.
+    /// Returns the number of reserved bytes.
     pub(super) fn charged(&self) -> usize {
         self.held.amount()
     }

@@ -1,10 +1,11 @@
-//! Removes journals from which no transfer has resumed, and the part files that they list.
+//! Removes old journals and the part files that they list.
 //!
-//! The target directory is identified by its device and inode. After a reboot, device numbers may differ, so the
-//! directory is identified by its inode and the birth times of the parts.
+//! The target directory is identified by its device and inode. Device numbers may change at a reboot. After a reboot,
+//! the directory is identified by its inode and the birth times of the parts.
 //!
-//! **Invariant:** only part files are removed. Their directory, name, inode and birth time match the journal. The code
-//! opens them below the target directory that the journal lists and follows no links. No running transfer uses them.
+//! **Invariant:** a file is removed only if it is a part file: its directory, name, inode and birth time match the
+//! journal, and no running transfer uses it. It is opened below the target directory in the journal without following
+//! links.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -30,7 +31,7 @@ pub struct CleanRule {
     pub older_than: Duration,
     /// The treatment of journals whose target cannot be reached.
     pub unreachable: Unreachable,
-    /// Whether anything is actually removed.
+    /// Whether entries are actually removed.
     pub mode: CleanMode,
     /// Directories below which part files may be removed. `None` allows all directories. The paths are absolute and
     /// contain neither `..` nor links.
@@ -42,11 +43,11 @@ pub struct CleanRule {
 pub enum Unreachable {
     /// The journal is kept for a later cleanup.
     Keep,
-    /// The journal is removed, and its part files stay forever.
+    /// The journal is removed, and its part files are kept forever.
     Remove,
 }
 
-/// Whether anything is actually removed.
+/// Whether entries are actually removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CleanMode {
     /// Everything reported as removed is actually removed.
@@ -60,7 +61,7 @@ pub enum CleanMode {
 pub struct Cleaned {
     /// The path of the journal.
     pub path: PathBuf,
-    /// When the journal was last written.
+    /// Time of the last write to the journal.
     pub modified: SystemTime,
     /// The journal's contents, or the error from reading the journal.
     pub contents: Result<Unfinished, JournalError>,
@@ -79,26 +80,26 @@ pub enum PartFate {
     Gone,
     /// A running transfer has taken over the part file.
     InUse,
-    /// The name in the journal is not a valid name of a part file.
+    /// The journal contains a name that is not a valid name of a part file.
     Foreign,
     /// The target is outside all roots of the rule.
     Outside,
     /// Another file has the name of the part file.
     Replaced,
-    /// The path of the target leads to a different directory than the one in the journal.
+    /// The path of the target leads to a directory other than the one in the journal.
     Elsewhere,
     /// The part file could not be reached or removed.
     Failed(io::Error),
 }
 
-/// Removes the journals in `directory` that match `rule` and that no process holds, together with their part files. If
-/// a journal cannot be read, only the journal is removed, because its part files are unknown.
+/// Removes the unlocked journals in `directory` that match `rule`, together with their part files. A journal that
+/// cannot be read is removed alone, because its part files are unknown.
 ///
 /// # Errors
 /// [`JournalError`] if the directory cannot be read. The failure of a single journal is reported in its [`Cleaned`].
 pub fn clean(directory: &Path, rule: &CleanRule) -> Result<Vec<Cleaned>, JournalError> {
     let now = SystemTime::now();
-    // A journal dated in the future counts as new.
+    // A journal with a time in the future counts as new.
     let age = |modified: SystemTime| now.duration_since(modified).unwrap_or_default();
     let old = orphans::aged(directory)?.into_iter();
     let old: Vec<_> = old
@@ -244,8 +245,8 @@ fn clean_part(tree: &Tree, part: &PartFile, mode: CleanMode) -> io::Result<PartF
     Ok(PartFate::Removed)
 }
 
-/// Returns the birth time of an open file, as stored in a [`PartFile`]; zero if the file system or the kernel does not
-/// provide it.
+/// Returns the birth time of an open file in the form that a [`PartFile`] stores. Returns zero if the file system or
+/// the kernel does not provide it.
 #[must_use]
 pub fn birth_of(file: impl AsFd) -> Timestamp {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)

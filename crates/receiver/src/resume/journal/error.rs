@@ -17,9 +17,9 @@ pub enum JournalError {
     /// A system call failed.
     #[error("{operation} '{}': {source}", Escaped::path(path))]
     Io {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
-        /// The file or directory concerned.
+        /// The file or directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -41,7 +41,7 @@ pub enum JournalError {
         /// The length of the record's body.
         bytes: usize,
     },
-    /// The key has reached its limit on journals or on their total size.
+    /// The key has reached the limit on the number of its journals or on their total size.
     #[error(
         "its key has reached the limit of {limit} {what} here (limits.{setting}): complete its older transfers, or \
          remove their journals with 'zmove journal clean'"
@@ -74,13 +74,13 @@ pub enum JournalError {
         /// Maximum number of unfinished files.
         limit: usize,
     },
-    /// An incomplete record could not be cut off, so no record may follow it.
+    /// An incomplete record could not be truncated, so no record may follow it.
     #[error("an earlier record could not be written completely")]
     Broken,
     /// The journals of earlier transfers need more memory than the key's quota allows.
     #[error("{0}")]
     OverLimit(#[from] WireError),
-    /// The session was dropped while its threads hung. Another session may take over the journal.
+    /// The session was dropped while its threads hung. Another session may take over its journal.
     #[error("its session was abandoned")]
     LeftBehind,
 }
@@ -98,7 +98,7 @@ impl JournalError {
         }
     }
 
-    /// Returns the system's error number, or the closest match.
+    /// Returns the system's error number, or the closest equivalent.
     pub(crate) fn errno(&self) -> Errno {
         match self {
             Self::Io { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::IO),

@@ -12,7 +12,7 @@ use super::{JournalError, Unfinished, list, orphans};
 
 const BOOT: BootId = BootId([1; 16]);
 
-/// Reads arbitrary bytes as a journal, and checks that rewriting it preserves its contents.
+/// Reads arbitrary bytes as a journal, and checks that a rewritten journal has the same contents.
 ///
 /// # Panics
 /// The contents differ.
@@ -44,8 +44,8 @@ pub fn journal(bytes: &[u8]) {
     );
 }
 
-/// Reads a journal of arbitrary records. The input contains the length (u16) and the body of each record. Frames and
-/// checksums are added, so that every record is read.
+/// Reads a journal of arbitrary records. The input contains the length (u16) and the body of each record. Valid frames
+/// and checksums are added, so that every record is read.
 ///
 /// # Panics
 /// Same as [`journal`].

@@ -1,7 +1,7 @@
 //! Opens and locks the files of a journal directory.
 //!
-//! **Invariant:** a [`LockedFile`] is the file at its path, and no other process holds it. After locking, the code
-//! checks that the file still has a name, because its former holder may have removed it.
+//! **Invariant:** a [`LockedFile`] is the file at its path, and no other process holds its lock. After locking a file,
+//! the code checks that the file still has a name, because its previous holder may have removed it.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,7 @@ pub(crate) struct LockedFile {
 }
 
 impl LockedFile {
-    /// Creates and locks a new file. Removes an existing file that a dead writer left behind.
+    /// Creates and locks a new file. Removes an existing file whose writer has died.
     ///
     /// # Errors
     /// The system's error: `EEXIST` if another process is creating the same file.
@@ -36,7 +36,7 @@ impl LockedFile {
             }
             let file = create_at(CWD, path, Mode::RUSR | Mode::WUSR)
                 .map_err(JournalError::io("create", path))?;
-            // Until the new file is locked, another process may mistake it for a file that a dead writer left behind.
+            // Until the new file is locked, another process may assume that its writer has died.
             if lock(&file).map_err(JournalError::io("lock", path))? {
                 return Ok(Self {
                     file: HeldFile(file),
@@ -47,7 +47,7 @@ impl LockedFile {
         Err(JournalError::io("create", path)(Errno::EXIST))
     }
 
-    /// Takes over a file. Returns `None` if another process holds it or it no longer exists.
+    /// Takes over a file. Returns `None` if another process holds its lock or it no longer exists.
     ///
     /// # Errors
     /// The system's error.
@@ -71,8 +71,8 @@ impl LockedFile {
     }
 }
 
-/// A file whose lock is released on drop. Closing the file is not enough: until a child process executes its program,
-/// it has a copy of the descriptor that keeps the lock.
+/// A file whose lock is released on drop. Closing the file is not enough, because a child process that has not executed
+/// its program yet holds a copy of the descriptor, which keeps the lock.
 #[derive(Debug)]
 pub(super) struct HeldFile(pub(super) File);
 
@@ -92,25 +92,25 @@ impl Drop for HeldFile {
 
 /// Releases the lock of a file and leaves the file open.
 pub(super) fn unlock(file: &File) {
-    // A file system without locks has none to release.
+    // If the file system does not support locks, there is no lock to release.
     let _best_effort = rustix::fs::flock(file, FlockOperation::Unlock);
 }
 
 /// Opens an existing file. Returns `None` if the file does not exist, is not a regular file, belongs to another user,
-/// or has several names.
+/// or has several hard links.
 pub(super) fn open(path: &Path) -> Result<Option<File>, JournalError> {
     let file = match open_at(CWD, path, OFlags::RDWR | OFlags::NONBLOCK) {
         Err(Errno::NOENT | Errno::LOOP | Errno::ISDIR) => return Ok(None),
         opened => opened.map_err(JournalError::io("open", path))?,
     };
     let there = FileIdentity::of(&file).map_err(JournalError::io("inspect", path))?;
-    // Another user who can write to the directory may have created a hard link here to any file, so reject files with
-    // several names.
+    // Another user with write access to the directory may have created a hard link to any file, so files with several
+    // hard links are rejected.
     let is_own = there.ids.user == rustix::process::geteuid().as_raw() && there.names <= 1;
     Ok((there.regular && is_own).then(|| File::from(file)))
 }
 
-/// Returns whether another process holds the lock of the file, to write the file or to take it over.
+/// Returns whether another process holds the lock of the file, in order to write the file or to take it over.
 pub(super) fn is_in_use(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock)
@@ -130,14 +130,15 @@ pub(crate) fn ensure_directory(path: &Path) -> Result<(), JournalError> {
     made.map_err(JournalError::io("make directory", path))
 }
 
-/// Flushes the names in a directory to stable storage.
+/// Flushes a directory to stable storage.
 pub(super) fn sync_directory(path: &Path) -> Result<(), JournalError> {
     File::open(path)
         .and_then(|directory| directory.sync_all())
         .map_err(JournalError::io("flush", path))
 }
 
-/// Locks a file that still has a name. Returns `false` if another process holds it or has removed it.
+/// Locks a file and checks that it still has a name. Returns `false` if another process holds the lock or has removed
+/// the file.
 pub(super) fn lock(file: &File) -> io::Result<bool> {
     for _ in 0..LOCK_TRIES_MAX {
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
@@ -150,10 +151,10 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Pause between attempts to lock. A process that only checks whether a file is [in use](is_in_use) holds it for about
-/// this time.
+/// Pause between attempts to lock. A process that only checks whether a file is [in use](is_in_use) holds the lock for
+/// about this time.
 const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(1);
 const LOCK_TRIES_MAX: usize = 100;
-/// Maximum number of attempts to create a file. An attempt fails if another process mistakes the new file for a
-/// leftover of a dead writer.
+/// Maximum number of attempts to create a file. An attempt fails if another process assumes that the writer of the new
+/// file has died.
 const CREATE_TRIES_MAX: usize = 16;

@@ -1,8 +1,8 @@
-//! The names of journals. A name contains the transfer, the owner and the target directory. A search for the journals
-//! of one owner therefore opens no journals of other owners.
+//! The names of journals. A name identifies the transfer, the owner and the target directory, so a search for the
+//! journals of one owner need not open the journals of others.
 //!
 //! A name has the form `TRANSFER-OWNER-PLACE.journal`: the ID of the transfer, a hash of the owner, and a hash of the
-//! owner and the target directory. All three are in hexadecimal.
+//! owner and the target directory, all in hexadecimal.
 
 use std::fs;
 use std::io;
@@ -29,8 +29,8 @@ pub(super) fn path_with(directory: &Path, begin: &Begin, suffix: &str) -> PathBu
 pub(super) struct NameHashes {
     /// The hash of the owner.
     pub(super) owner: String,
-    /// The hash of the owner and the target directory's inode. The device number is left out, because it may change at
-    /// a reboot.
+    /// The hash of the owner and the target directory's inode. It omits the device number, which may change at a
+    /// reboot.
     place: String,
 }
 

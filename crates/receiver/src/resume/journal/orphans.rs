@@ -1,4 +1,4 @@
-//! The journals in a directory: those in use, and those left behind by dead writers.
+//! The journals in a directory: those in use, and those of dead writers.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,7 +12,7 @@ use super::reader::{self, Replay, replay};
 use super::record::{BootId, Record};
 use super::{Begin, JournalError, Unfinished};
 
-/// A journal whose writer has ended. It is locked, so that no other process takes it over.
+/// A journal whose writer has ended. It is locked, so that no other process can take it over.
 #[derive(Debug)]
 pub struct Orphan {
     held: LockedFile,
@@ -22,8 +22,7 @@ pub struct Orphan {
     end: u64,
 }
 
-/// The result of taking over a journal. For an unusable journal, which is left unchanged, contains its path and the
-/// error.
+/// The result of taking over a journal. The error contains the path of an unusable journal, which is left unchanged.
 pub type Taken = Result<Orphan, (PathBuf, JournalError)>;
 
 /// A journal found in a directory.
@@ -35,7 +34,7 @@ pub struct FoundJournal {
     pub in_use: bool,
     /// The size of the journal in bytes.
     pub bytes: u64,
-    /// When the journal was last written.
+    /// Time of the last write to the journal.
     pub modified: SystemTime,
     /// The journal's contents, or the error from reading the journal.
     pub contents: Result<Unfinished, JournalError>,
@@ -47,10 +46,10 @@ impl Orphan {
         locked_file::unlock(&self.held.file);
     }
 
-    /// Takes over the journal at `path`. Returns `None` if another process holds it or it no longer exists.
+    /// Takes over the journal at `path`. Returns `None` if another process holds its lock or it no longer exists.
     ///
     /// # Errors
-    /// [`JournalError`]; the file is left unchanged.
+    /// [`JournalError`]. The file is left unchanged.
     pub fn take(path: &Path) -> Result<Option<Self>, JournalError> {
         let Some(held) = LockedFile::take(path)? else {
             return Ok(None);
@@ -64,15 +63,15 @@ impl Orphan {
         }))
     }
 
-    /// Records that a file has been taken over or is no longer needed, so that later transfers do not find it in this
-    /// journal. Cuts off an incomplete record at the end of the journal.
+    /// Records that a file was taken over or is no longer needed, so that later transfers do not find it in this
+    /// journal. Truncates an incomplete record at the end of the journal.
     ///
     /// # Errors
     /// The system's error.
     pub fn record_end(&mut self, file: u64) -> Result<(), JournalError> {
         let record = Record::Ended { file }.encode()?;
         let journal = &self.held.file;
-        // Preserve the modification time, because it tells when the parts in the journal were last written.
+        // The modification time is preserved, because it shows when the parts in the journal were last written.
         let written = journal
             .set_len(self.end)
             .and_then(|()| journal.write_all_at(&record, self.end));
@@ -98,7 +97,7 @@ impl Orphan {
         &self.held.path
     }
 
-    /// When the journal was last written.
+    /// Returns the time of the last write to the journal.
     #[must_use]
     pub fn modified(&self) -> SystemTime {
         self.modified
@@ -113,8 +112,8 @@ impl Orphan {
     }
 }
 
-/// Takes over all journals in `directory` that no process holds. A journal that cannot be read is left unchanged, and
-/// its path is returned.
+/// Takes over all journals in `directory` whose lock no process holds. A journal that cannot be read is left unchanged,
+/// and its path is returned.
 ///
 /// # Errors
 /// [`JournalError`] if the directory cannot be read. A directory that does not exist contains no journals.
@@ -123,11 +122,11 @@ pub fn orphans(directory: &Path) -> Result<Vec<Taken>, JournalError> {
     Ok(take_all(paths, |_| true))
 }
 
-/// Like [`orphans`], but takes only journals with the owner and target directory of `begin` for whose first record
-/// `wanted` returns true.
+/// Takes over journals like [`orphans`], but only those with the owner and target directory of `begin`. `wanted` must
+/// return true for the first record.
 ///
-/// Other journals are not locked, so that their own transfers can take them over. Journals of other owners and targets
-/// are not even opened, because there may be very many.
+/// Other journals are not locked, so that other transfers can take them over. Journals of other owners and targets are
+/// not even opened, because there may be many of them.
 ///
 /// # Errors
 /// Same as [`orphans`].
@@ -161,7 +160,7 @@ pub fn list(directory: &Path) -> Result<Vec<FoundJournal>, JournalError> {
         .collect()
 }
 
-/// Removes a journal without reading it. Returns `false` if another process holds it or it no longer exists.
+/// Removes a journal without reading it. Returns `false` if another process holds its lock or it no longer exists.
 ///
 /// # Errors
 /// The system's error.
@@ -191,8 +190,8 @@ fn take_if(path: &Path, wanted: &impl Fn(&Begin) -> bool) -> Result<Option<Orpha
     }
 }
 
-/// Returns the journals of a directory. First removes incomplete journals whose writer died while it was creating or
-/// rewriting them.
+/// Returns the journals of a directory. First removes incomplete journals whose writer died while creating or rewriting
+/// them.
 fn sweep(directory: &Path) -> Result<Vec<NamedJournal>, JournalError> {
     let mut journals = entries(directory)?;
     for left in journals.extract_if(.., |named| named.is_new) {
@@ -225,7 +224,7 @@ fn look_at(path: PathBuf) -> Result<Option<FoundJournal>, JournalError> {
     }))
 }
 
-/// Returns the size and modification time of a regular file; `None` if no such file exists.
+/// Returns the size and modification time of a regular file, or `None` if no such file exists.
 fn length_and_age(path: &Path) -> Result<Option<(u64, SystemTime)>, JournalError> {
     let looked_at = fs::symlink_metadata(path).and_then(|found| {
         let modified = found.modified()?;

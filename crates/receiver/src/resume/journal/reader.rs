@@ -1,4 +1,4 @@
-//! Reads a journal: all complete records from its beginning, and the state that they describe.
+//! Reads a journal: all complete records from its start, and the state that they describe.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
@@ -26,12 +26,12 @@ struct ReplayedFile {
     /// Each group with its chaining value and the end offset of its record. The offset is zero for a group that was
     /// already flushed when it was recorded.
     groups: BTreeMap<u32, (Cv, u64)>,
-    /// The change time of the part when its transfer finished writing to it. `None` if something was written to the
-    /// part after that.
+    /// The change time of the part after its transfer had finished writing to it. `None` if a later record shows
+    /// another write to the part.
     left: Option<Timestamp>,
 }
 
-/// Reads a journal up to its end or to the first incomplete record. Nothing after that record is used.
+/// Reads a journal up to its end or to the first incomplete record. Ignores everything after that record.
 ///
 /// # Errors
 /// The outer result contains a system error. The inner result contains the reason why the journal is unusable.
@@ -64,8 +64,8 @@ pub(super) fn replay(source: impl Read) -> io::Result<Result<Replay, JournalErro
     Ok(Ok(replay))
 }
 
-/// Returns the files of a journal that have flushed groups. Groups that were not flushed are omitted. Returns no files
-/// if the journal is unusable.
+/// Returns the files of a journal that have flushed groups. Omits groups that were not flushed. Returns no files if the
+/// journal is unusable.
 ///
 /// # Errors
 /// The system's error.
@@ -83,8 +83,8 @@ pub(crate) fn flushed_files(source: impl Read) -> io::Result<Vec<UnfinishedFile>
 
 /// Continues to read the journal of a session in a shared job, which that session may still be writing.
 ///
-/// Calls `take` with each complete record and its end offset, and moves `position` behind each record taken. A journal
-/// without a valid first record yields nothing.
+/// Calls `take` with each complete record and its end offset, and advances `position` to the end of each record. Yields
+/// nothing if the first record is not valid.
 ///
 /// # Errors
 /// The system's error, or an error of `take`.
@@ -154,8 +154,8 @@ impl Replay {
         }
     }
 
-    /// Applies the record between `start` and `end`. Returns `false` if a writer would never write such a record at
-    /// that position.
+    /// Applies the record between `start` and `end`. Returns `false` if no writer would write such a record at that
+    /// position.
     fn apply(&mut self, record: Record, start: u64, end: u64) -> bool {
         match record {
             Record::Begin(..) => return false,
@@ -200,7 +200,7 @@ impl Replay {
             if GroupSpan::of(bytes, index).is_none() {
                 return;
             }
-            // Rewriting a group with the same contents does not make it less durable.
+            // A group that is recorded again with the same contents keeps its durability.
             let known = file.groups.get(&index).filter(|(there, _)| *there == cv);
             let end = known.map_or(end, |&(_, before)| before.min(end));
             file.groups.insert(index, (cv, end));

@@ -1,8 +1,8 @@
 //! The encoding of journal records.
 //!
 //! A record consists of the length of its body (u32, little-endian), the body in postcard, and the CRC32C of both. The
-//! body of the first record starts with a magic number and the format version (u32, little-endian). **Invariant:**
-//! every format version has these two, and the framing of the first record, at the same position.
+//! body of the first record starts with a magic number and the format version (u32, little-endian). **Invariant:** in
+//! every format version, the magic number, the version and the frame of the first record have the same position.
 
 use serde::{Deserialize, Serialize};
 use zmove_disk::boot_id;
@@ -23,7 +23,7 @@ pub(super) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of groups in one record.
 pub(super) const GROUPS_MAX: usize = 8192;
 
-/// The ID of one boot of the system; zeros if the kernel does not provide it.
+/// The ID of one boot of the system, or zeros if the kernel does not provide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BootId(pub(super) [u8; 16]);
 
@@ -41,12 +41,12 @@ impl BootId {
 /// One record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Record {
-    /// The first record of a journal. It appears nowhere else.
+    /// The first record of a journal. It occurs only there.
     Begin(Begin, BootId),
     /// A large file begins.
     Part(u64, PartFile),
-    /// Consecutive groups that have been written, starting at `first`. If `flushed` is set, they had been flushed
-    /// before they were added to this journal.
+    /// Consecutive written groups, starting at `first`. If `flushed` is set, they were flushed before they were
+    /// recorded.
     Groups {
         file: u64,
         first: u32,
@@ -55,7 +55,7 @@ pub(crate) enum Record {
     },
     /// All groups in records that end at or before this offset have been flushed.
     Flushed { upto: u64 },
-    /// A file has been renamed into place or given up.
+    /// A file was renamed into place or given up.
     Ended { file: u64 },
     /// The transfer has finished writing to the part of a file. The part has this change time.
     Left { file: u64, ctime: Timestamp },
@@ -83,7 +83,7 @@ impl Record {
         Ok(bytes)
     }
 
-    /// Decodes a body whose checksum was valid, without magic number and version. Returns `None` if it is malformed.
+    /// Decodes a body with a valid checksum, without magic number and version. Returns `None` if it is malformed.
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let (record, rest) = postcard::take_from_bytes(body).ok()?;
         rest.is_empty().then_some(record)

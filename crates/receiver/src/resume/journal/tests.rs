@@ -1,4 +1,4 @@
-//! Tests of whole journals: reading returns the records that were written, and nothing from a damaged part.
+//! Tests of whole journals: a reader returns the records that were written, and nothing from a damaged part.
 
 use super::locked_file::{self, LockedFile};
 use super::naming::{SUFFIX, path_with};
@@ -220,7 +220,7 @@ fn a_flush_speaks_only_of_what_was_told_before_its_mark() {
         .map(|(i, group)| (*i, *group))
         .collect();
     let expected = [
-        (0, (Cv([1; 32]), true)), // the same again
+        (0, (Cv([1; 32]), true)), // the same group again
         (1, (Cv([9; 32]), false)),
         (5, (Cv([6; 32]), false)),
     ];
@@ -379,7 +379,7 @@ fn only_what_is_wanted_is_taken() {
     assert_eq!(free, [true, false]);
 }
 
-/// An owner may have very many journals, so journals must be excluded by their names. Here, opening one would fail
+/// There may be many journals of other owners, so they must be skipped by name. In this test, opening one would fail,
 /// because it is damaged.
 #[test]
 fn journals_of_others_and_of_other_places_are_not_opened() {
@@ -527,7 +527,7 @@ fn what_is_adopted_keeps_what_was_flushed() {
     );
 }
 
-/// Another program may have written to the part in between.
+/// Another program may have written to the part between the two records.
 #[test]
 fn what_is_told_of_a_part_after_it_was_left_counts_more() {
     let (_home, directory) = home();
@@ -668,7 +668,7 @@ fn a_journal_does_not_grow_with_the_files_that_have_ended() {
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
 }
 
-/// Changes a journal that no process holds so that it appears to have been written before a reboot.
+/// Makes an unlocked journal look as if it was written before a reboot.
 pub(crate) fn pretend_reboot(path: &Path) {
     use std::os::unix::fs::FileExt;
     let journal = fs::File::options()

@@ -22,14 +22,14 @@ use super::{Begin, FILES_MAX, JournalError, PartFile, UnfinishedFile};
 
 use zmove_types::Lock;
 
-/// The journal of a running transfer. The file is not removed on drop, so that another run can resume from it; see
+/// The journal of a running transfer. The file is kept on drop, so that another run can resume from it. See
 /// [`remove`](Self::remove).
 #[derive(Debug)]
 pub struct Journal {
     place: JournalLocation,
     path: PathBuf,
     state: Lock<JournalState>,
-    /// Size in bytes from which on the journal accepts no further parts and groups.
+    /// Size in bytes at which the journal accepts no more parts and groups.
     bytes_max: u64,
 }
 
@@ -38,12 +38,12 @@ pub struct Journal {
 enum JournalLocation {
     /// In this directory. The journal is locked.
     Own(PathBuf),
-    /// In the directory of a shared job, where other receivers read the journal. The journal is not locked, because a
-    /// lock would not work across hosts. Records are only appended.
+    /// In the directory of a shared job, where other receivers read the journal. It is not locked, because locks may
+    /// not work across hosts. Records are only appended.
     Job(Arc<OwnedFd>),
 }
 
-/// Limits on the journals of one owner. They are checked when another journal is created.
+/// Limits on the journals of one owner. They are checked when a new journal is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalLimits {
     /// Maximum number of journals.
@@ -52,7 +52,7 @@ pub struct JournalLimits {
     pub bytes: u64,
 }
 
-/// A position in a journal. All records that were added before [`Journal::mark`] was called are before this position.
+/// A position in a journal. It is after all records that were added before the call of [`Journal::mark`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     generation: u64,
@@ -74,7 +74,7 @@ struct JournalState {
     files: BTreeMap<u64, u64>,
     /// Size in bytes at which to check whether most of the journal is obsolete.
     compact_at: u64,
-    /// Whether the directory has been flushed since the journal was created or renamed there.
+    /// Whether the journal's current name was flushed with its directory.
     named: bool,
     broken: bool,
     /// The offset up to which storage is preallocated for the journal.
@@ -86,22 +86,22 @@ struct JournalState {
 /// One journal may use at most 1/4 of the bytes that all journals of its owner may use. [`JournalError::ShareFull`]
 /// states this share.
 const OWNER_SHARES: u64 = 4;
-/// Minimum size in bytes at which a journal is rewritten.
+/// Minimum size at which a journal is rewritten, in bytes.
 const COMPACT_BYTES_MIN: u64 = 8 << 20;
-/// Number of bytes preallocated beyond the end of a job session's journal. With a smaller reserve, fewer work items
-/// could be recorded as ended when the target is full. A larger reserve would take space from files until the job ends.
+/// Number of bytes to preallocate beyond the end of a job session's journal. A smaller reserve would allow fewer
+/// records when the target is full. A larger reserve would take space from files until the job ends.
 const ALLOCATE_AHEAD_BYTES: u64 = 256 << 10;
 /// A journal preallocates at most 1/16 of the free space, because every session has a journal.
 const ALLOCATE_SHARE: u64 = 16;
-/// A journal is rewritten if at most 1/4 of it concerns unfinished files.
+/// A journal is rewritten if at most 1/4 of its bytes belong to unfinished files.
 const COMPACT_SHARE: u64 = 4;
 
 impl Journal {
     /// Creates the journal of a transfer. Creates the directory if it does not exist.
     ///
     /// # Errors
-    /// [`JournalError::TooLong`] if the owner or target is too long; [`JournalError::Io`] with the system's error,
-    /// which is `AlreadyExists` if the transfer already has a journal.
+    /// [`JournalError::TooLong`] if the owner or target is too long, or [`JournalError::Io`] with the system's error.
+    /// That error is `AlreadyExists` if the transfer already has a journal.
     pub fn create(directory: &Path, begin: &Begin) -> Result<Self, JournalError> {
         Self::create_within(
             directory,
@@ -113,7 +113,7 @@ impl Journal {
         )
     }
 
-    /// Like [`create`](Self::create), but fails if the limits of the owner do not allow another journal.
+    /// Creates a journal like [`create`](Self::create). Fails if the limits of the owner do not allow another journal.
     ///
     /// # Errors
     /// Same as [`create`](Self::create), and [`JournalError::NoRoom`].
@@ -128,7 +128,7 @@ impl Journal {
         let [path, new] = [SUFFIX, SUFFIX_NEW].map(|suffix| path_with(directory, begin, suffix));
         let held = LockedFile::create(&new)?;
         let mut state = JournalState::new(held.file);
-        // Create the journal under a temporary name, so that it is never empty or unlocked under its final name.
+        // The journal is created under a temporary name, so that it is never empty or unlocked under its final name.
         let begun = state
             .append(&first, &new)
             .and_then(|()| fs::hard_link(&new, &path).map_err(JournalError::io("create", &path)));
@@ -142,7 +142,7 @@ impl Journal {
         })
     }
 
-    /// Creates the journal of a session in the directory of a job. No other session may use the name.
+    /// Creates the journal of a session in the directory of a job. No other session may use this name.
     ///
     /// # Errors
     /// Same as [`create`](Self::create).
@@ -178,7 +178,7 @@ impl Journal {
         locked_file::unlock(&self.state.lock().file);
     }
 
-    /// Releases the preallocated storage, because few records will follow.
+    /// Releases the preallocated storage, because only a few records will follow.
     ///
     /// # Errors
     /// The system's error.
@@ -205,7 +205,7 @@ impl Journal {
     /// Records that a large file begins or begins again.
     ///
     /// # Errors
-    /// [`JournalError::TooManyFiles`] if [`FILES_MAX`] other files are unfinished; [`JournalError::ShareFull`]; or the
+    /// [`JournalError::TooManyFiles`] if [`FILES_MAX`] other files are unfinished, [`JournalError::ShareFull`], or the
     /// system's error.
     pub fn record_part(&self, file: u64, part: &PartFile) -> Result<(), JournalError> {
         let mut state = self.state.lock();
@@ -216,8 +216,8 @@ impl Journal {
         state.append_for_file(file, &Record::Part(file, part.clone()), &self.path)
     }
 
-    /// Records that the groups of `file` from `first` on have been written to the kernel. Groups of a file that has not
-    /// begun or has ended are ignored.
+    /// Records that consecutive groups of `file`, starting at `first`, were written to the kernel. Ignores groups of a
+    /// file that has not begun or has ended.
     ///
     /// # Errors
     /// [`JournalError::ShareFull`] or the system's error. Some of the groups may then be missing.
@@ -259,8 +259,7 @@ impl Journal {
     /// The system's error.
     pub fn record_flushed(&self, upto: Mark) -> Result<(), JournalError> {
         let mut state = self.state.lock();
-        // The journal may have been rewritten since this position was taken. Ignore such a position: the next flush
-        // covers its groups.
+        // A position from before the last rewrite is ignored. The next flush covers its groups.
         if upto.generation != state.generation || upto.position <= state.flushed {
             return Ok(());
         }
@@ -301,9 +300,9 @@ impl Journal {
         state.append(&Record::Left { file, ctime }, &self.path)
     }
 
-    /// Takes over a file from another journal under its number in this transfer, and flushes this journal, so that the
-    /// other journal can be removed. The caller omits groups that it does not trust, such as groups that were not
-    /// flushed before a reboot.
+    /// Adds a file from another journal with its number in this transfer. Flushes this journal, so that the other
+    /// journal can be removed. The caller must omit groups that may be lost, such as groups that were not flushed
+    /// before a reboot.
     ///
     /// # Errors
     /// Same as [`record_part`](Self::record_part).
@@ -322,7 +321,7 @@ impl Journal {
         self.state.lock().files.is_empty()
     }
 
-    /// Removes the journal. Call this only when no file is unfinished. Records added later are lost.
+    /// Removes the journal. Call this only if no file is unfinished. Later records are lost.
     ///
     /// # Errors
     /// The system's error.
@@ -352,7 +351,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Rewrites the journal if most of it concerns files that have ended. If that fails, the journal stays unchanged.
+    /// Rewrites the journal if most of it belongs to files that have ended. If that fails, the journal stays unchanged.
     fn compact(&self, state: &mut JournalState) {
         let of_use = state.files.values().sum::<u64>();
         if of_use.saturating_mul(COMPACT_SHARE) <= state.end
@@ -363,7 +362,7 @@ impl Journal {
         state.compact_at = COMPACT_BYTES_MIN.max(state.end * 2);
     }
 
-    /// Replaces the journal by a new journal that contains only the unfinished files. Returns `None` if the present
+    /// Replaces the journal with a new one that contains only the unfinished files. Returns `None` if the current
     /// journal does not list the expected files.
     fn rewrite(&self, state: &JournalState) -> Result<Option<JournalState>, JournalError> {
         let read = || {
@@ -450,7 +449,7 @@ impl JournalState {
         Ok(())
     }
 
-    /// Preallocates storage for further records while the file system has free space, so that failed files can still be
+    /// Preallocates storage for later records while the file system has free space, so that failed files can still be
     /// recorded when the target is full.
     fn preallocate(&mut self, bytes: u64) {
         if self.end + bytes + self.allocate_ahead / 2 > self.allocated_until {
@@ -459,7 +458,8 @@ impl JournalState {
             self.allocate_ahead = ALLOCATE_AHEAD_BYTES.min(free / ALLOCATE_SHARE);
             let ahead = bytes + self.allocate_ahead;
             self.allocated_until = self.end + ahead;
-            // Not all file systems support preallocation. If there is no free space, the next write reports that.
+            // Some file systems do not support preallocation. If there is no free space, the next write returns that
+            // error.
             let keep_size = FallocateFlags::KEEP_SIZE;
             let _best_effort = rustix::fs::fallocate(&**self.file, keep_size, self.end, ahead);
         }
@@ -523,7 +523,7 @@ fn write_anew(
     Ok(state)
 }
 
-/// Returns the groups of a file as records of consecutive groups. Groups that were flushed are returned first.
+/// Returns the groups of a file as records of consecutive groups, with flushed groups first.
 pub(super) fn runs(file: u64, unfinished: &UnfinishedFile) -> Vec<Record> {
     let records = [true, false].into_iter().flat_map(|flushed| {
         let groups = unfinished.groups.iter();

@@ -1,6 +1,6 @@
-//! The parts (incomplete large files) of a job that several receivers write. Each part is stored in a directory of the
-//! job, under a name that all receivers derive in the same way. A request from the node that leads the job renames the
-//! part into place ([`commit`](crate::shared_job)).
+//! The parts (incomplete large files) of a shared job. Each part is stored in a directory of the job, under a name that
+//! all receivers derive in the same way. When a sender orders it, a receiver renames the part into place
+//! ([`commit`](crate::shared_job)).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,11 +26,11 @@ pub(crate) struct SharedParts {
     lease: Lease,
     pub(crate) session: Arc<JobSession>,
     pub(super) written: Lock<HashMap<FileId, SharedPart>>,
-    /// Held during a flush. A part is marked as clean before it is flushed, so a second flush at the same time could
-    /// return too early.
+    /// Held during a flush. A part is marked as clean before it is flushed, so a concurrent second flush could return
+    /// too early.
     flushing: Lock<()>,
     flush_failed: AtomicBool,
-    /// Whether parts have been opened since the directory of the parts was last flushed.
+    /// Whether parts were opened after the last flush of the parts' directory.
     are_new: AtomicBool,
 }
 
@@ -40,14 +40,14 @@ pub(super) struct SharedPart {
     name: Name,
     file: Arc<File>,
     mtime: Timestamp,
-    /// Whether groups have been written to the part since its last flush.
+    /// Whether groups were written to the part after its last flush.
     pub(super) is_dirty: bool,
-    /// Whether the part is about to be released. Groups that are still written to it do not count.
+    /// Whether the part is about to be released. Groups that are written after that do not count.
     pub(super) is_closing: bool,
 }
 
 impl PartStore {
-    /// Creates the parts of a session in a shared job, with its journal.
+    /// Creates the part store of a session in a shared job, with its journal.
     pub(crate) fn in_job(
         lease: &Lease,
         session: Arc<JobSession>,
@@ -65,7 +65,7 @@ impl PartStore {
         }
     }
 
-    /// Opens the part of a large file in a shared job. Creates it if no receiver has done so.
+    /// Opens the part of a large file in a shared job. Creates the part if it does not exist.
     pub(crate) fn open_shared(
         &self,
         shared: &SharedParts,
@@ -97,10 +97,10 @@ impl PartStore {
         Ok(staged)
     }
 
-    /// Flushes everything that this session has written to the job's parts, and records that.
+    /// Flushes all data that this session has written to the job's parts, and records the flush.
     ///
     /// # Errors
-    /// The system's error, of this flush or an earlier one.
+    /// The system's error of this flush or of an earlier one.
     pub(crate) fn flush_shared(&self, shared: &SharedParts) -> io::Result<()> {
         let mark = self.mark().ok_or(Errno::IO)?;
         shared.flush()?;
@@ -134,14 +134,14 @@ impl SharedParts {
         Ok(())
     }
 
-    /// Flushes and releases a part that this session no longer writes to. Otherwise, it would stay open until the next
-    /// flush.
+    /// Flushes and releases a part to which this session no longer writes, which would otherwise stay open until the
+    /// next flush.
     pub(super) fn ended(&self, id: FileId) {
         let part = self.written.lock().get_mut(&id).map(|part| {
             part.is_closing = true;
             part.clone()
         });
-        // A part whose flush fails stays, and nothing is recorded as flushed after that.
+        // If the flush fails, the part is kept, and no later flush is recorded.
         if part.is_some_and(|part| self.flush_part(&part).is_ok()) {
             self.written.lock().remove(&id);
         }
@@ -166,9 +166,9 @@ impl SharedParts {
         self.flush_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Flushes each part that has been written to. Each part is flushed separately, because a flush on another host
-    /// would not cover data written on this host. Once a flush has failed, all later flushes fail too, so it does not
-    /// matter that the part was marked as clean.
+    /// Flushes each part that has been written to. Each host must flush the data that it has written, because a flush
+    /// on another host does not cover it. After a failed flush, all later flushes fail too, so it does not matter that
+    /// the part was marked as clean.
     pub(super) fn flush(&self) -> io::Result<()> {
         let _alone = self.flushing.lock();
         let mut parts = self.written.lock();
@@ -176,8 +176,8 @@ impl SharedParts {
         let dirty: Vec<_> = parts.values_mut().filter_map(take).collect();
         drop(parts);
         dirty.iter().try_for_each(|part| self.flush_part(part))?;
-        // Flush the names too. If a crash lost the name of a part, a receiver would create another part under that
-        // name, and the groups recorded for the lost part would be attributed to the new part.
+        // The names are flushed too. If a crash lost the name of a part, a receiver would create a new part with that
+        // name. The groups recorded for the lost part would then be attributed to the new part.
         if self.are_new.swap(false, Ordering::Relaxed) {
             self.session
                 .flush_part_names()
@@ -190,8 +190,7 @@ impl SharedParts {
         }
     }
 
-    /// Returns whether another receiver has renamed a part into place or given it up. Nothing may be written to such a
-    /// part.
+    /// Returns whether another receiver has renamed a part into place or given it up. Such a part must not be written.
     ///
     /// # Errors
     /// The job has ended.
@@ -202,8 +201,8 @@ impl SharedParts {
         Ok(!self.session.has_part(name, staged.file())?)
     }
 
-    /// Checks a part that this session has just written to. If the part was renamed into place in the meantime, its
-    /// modification time is set to that of its source again.
+    /// Checks a part after this session has written to it. If the part was renamed into place in the meantime, restores
+    /// its modification time to that of the source.
     ///
     /// # Errors
     /// The job has ended, or the system's error.
@@ -212,8 +211,8 @@ impl SharedParts {
         part.map_or(Ok(()), |part| self.keep_time(&part))
     }
 
-    /// Restores the modification time of a part that was renamed into place. If the job assigns the same groups twice,
-    /// they are written twice with the same bytes, but each write changes the time.
+    /// Restores the modification time of a part that was renamed into place. If the job assigns groups twice, the
+    /// second write stores the same bytes but changes the time.
     fn keep_time(&self, part: &SharedPart) -> io::Result<()> {
         if self.session.has_part(&part.name, &part.file)? {
             Ok(())
@@ -249,7 +248,7 @@ pub(crate) fn shared_name(path: &RelPath, source: &SourceVersion) -> Name {
 
 #[cfg(test)]
 impl SharedParts {
-    /// Returns whether this session keeps a part open.
+    /// Returns whether this session has the part of a file open.
     pub(crate) fn holds(&self, id: FileId) -> bool {
         self.written.lock().contains_key(&id)
     }

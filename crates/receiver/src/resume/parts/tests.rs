@@ -80,7 +80,7 @@ impl World {
             .unwrap()
     }
 
-    /// Runs a transfer that is interrupted after these groups. The first `flushed` of them were flushed.
+    /// Runs a transfer that writes these groups and is then interrupted. The first `flushed` groups are flushed.
     fn break_off(&self, groups: &[u32], flushed: usize) {
         self.break_off_as(1, groups, flushed);
     }
@@ -92,7 +92,7 @@ impl World {
         assert_eq!(parts.trouble(), None);
     }
 
-    /// Writes these groups to a new part. The first `flushed` of them are flushed.
+    /// Writes these groups to a new part. The first `flushed` groups are flushed.
     fn write(&self, parts: &PartStore, groups: &[u32], flushed: usize) -> Staged {
         let path = &self.head.path;
         let names = LastingNames::new("t");
@@ -129,7 +129,7 @@ impl World {
         journals.for_each(|journal| pretend_reboot(&journal.unwrap().path()));
     }
 
-    /// Publishes the file in another way, with a later change time than all parts.
+    /// Publishes the file in another way, with a later change time than that of all parts.
     fn overtake(&self) {
         let changed = |path: PathBuf| {
             let stat = path.metadata().unwrap();
@@ -224,7 +224,7 @@ fn what_was_written_is_held_and_goes_on() {
 }
 
 impl World {
-    /// Returns the groups that count as held without being read.
+    /// Returns the groups that count as held without being read back.
     fn trusted(&self, parts: &PartStore) -> Vec<u32> {
         let path = &self.head.path;
         let held = parts.claim(path, &self.directory(), &self.source(), Direct::Off, || {
@@ -241,7 +241,7 @@ fn what_was_flushed_and_nobody_has_touched_since_is_not_read() {
     assert_eq!(world.trusted(&world.parts(2)), [0, 1]);
 }
 
-/// The part is changed immediately, so the time of the change is hardly later than that of the journal.
+/// The part is changed immediately, so its change time is hardly later than that of the journal.
 #[test]
 fn what_somebody_has_changed_is_read_again() {
     let world = World::new();
@@ -276,7 +276,7 @@ fn the_last_group_is_always_sent_again() {
     );
 }
 
-/// A group is also lost without a reboot if the device is disconnected and reconnected. No timestamp shows the loss.
+/// Groups are also lost without a reboot if the device is disconnected and reconnected. No timestamp shows the loss.
 #[test]
 fn what_was_not_flushed_is_read_again_with_a_reboot_and_without() {
     for reboots in [true, false] {
@@ -333,7 +333,7 @@ fn after_a_flush_that_failed_nothing_more_counts_as_flushed() {
         .resume(FileId(8), &world.head.path, &world.head)
         .unwrap();
     parts.flush_failed();
-    // The kernel reports the error once. Later flushes cover only the remaining data.
+    // The kernel reports the error only once. Later flushes cover only the remaining data.
     parts
         .mark()
         .into_iter()
@@ -375,7 +375,7 @@ fn of_two_journals_with_the_same_part_the_later_one_tells() {
     let world = World::new();
     world.break_off(&[0], 1);
     let journal = world.journal_of(1);
-    // The process was killed after it had taken over the part, but before it recorded that in the earlier journal.
+    // The process was killed after it had taken over the part, but before it could record that in the earlier journal.
     let left = std::fs::read(&journal).unwrap();
     let parts = world.parts(0);
     assert_eq!(world.claim(&parts, &world.source()), [0]);
@@ -442,7 +442,7 @@ fn another_source_is_not_held_and_its_part_goes() {
     );
 }
 
-/// For example, a file system may have become read-only. A part that no journal lists would stay forever.
+/// For example, a file system may have become read-only. A part that no journal lists would be kept forever.
 #[test]
 fn a_part_that_cannot_be_removed_stays_in_the_journal() {
     for can_be_removed in [true, false] {
@@ -541,8 +541,8 @@ fn small_ones_are_not_journalled() {
     );
 }
 
-/// Otherwise, a part could stay forever if the process was killed in between: no journal would list it, and its name
-/// does not identify its creator.
+/// Otherwise, if the process was killed in between, the part would be kept forever: no journal would list it, and its
+/// name does not identify its creator.
 #[test]
 fn a_part_gets_the_name_that_lasts_after_its_journal_tells_of_it() {
     let world = World::new();

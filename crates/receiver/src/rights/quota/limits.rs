@@ -1,4 +1,4 @@
-//! Limits on the resources of this host that the senders of a daemon may use: all together, per key, and per transfer.
+//! Limits on the resources of this host that the clients of a daemon may use: in total, per key, and per transfer.
 //!
 //! `docs/REFERENCE.md` has the table. The limits on a single message or frame are in `zmove_wire::limits`.
 
@@ -12,42 +12,43 @@ use zmove_wire::limits::{LANES_MAX, LANES_UNREQUESTED_MAX};
 /// names the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of connections that have not proved a key. A further connection waits, or replaces a connection
-    /// from a network that exceeds its share. Default: 256. Each connection takes about 40 KiB, and up to 1 MiB of
-    /// kernel memory for unread data.
+    /// Maximum number of connections whose peer has not proved a key. A further connection waits, or replaces a
+    /// connection from a network that exceeds its share. Default: 256. Each connection takes about 40 KiB, and up to 1
+    /// MiB of kernel memory for unread data.
     pub unproven: usize,
-    /// How long a peer may take to prove its key, and then to send its greeting. Default: [`GREETING_TIMEOUT`].
+    /// Time limit for a peer to prove its key, and then for its greeting. Default: [`GREETING_TIMEOUT`].
     pub unproven_time: Duration,
     /// Maximum number of connections of one key that do not belong to a transfer yet. Default: 512. Each connection
     /// takes about 40 KiB.
     pub waiting_per_identity: usize,
-    /// Concurrent transfers. Default: 64.
+    /// Maximum number of concurrent transfers. Default: 64.
     pub transfers: usize,
-    /// Concurrent transfers of one key. Default: 32.
+    /// Maximum number of concurrent transfers of one key. Default: 32.
     pub transfers_per_identity: usize,
-    /// Maximum number of transfers of one key in the queue. Further transfers are refused. Default: 256. Each queued
-    /// transfer takes about 40 KiB.
+    /// Maximum number of queued transfers of one key. Further transfers are refused. Default: 256. Each queued transfer
+    /// takes about 40 KiB.
     pub queued_per_identity: usize,
     /// Maximum number of lanes of all transfers together. Each lane uses a thread and, over TCP, a descriptor. A new
     /// transfer may use one eighth of the remaining lanes, but at least 8. Default: 4096.
     pub lanes: usize,
-    /// Lanes of all transfers of one key. Default: 1088, which gives each of the key's transfers its share.
+    /// Maximum number of lanes of all transfers of one key. Default: 1088, so that each of the key's transfers gets its
+    /// share.
     pub lanes_per_identity: usize,
-    /// Lanes of one transfer, from 8 to 64. Default: 64.
+    /// Maximum number of lanes of one transfer, from 8 to 64. Default: 64.
     pub lanes_per_transfer: u16,
-    /// Maximum size of the buffers of one transfer, at least 64 MiB. The number of lanes is limited so that 8 buffers
-    /// are left when each lane uses one buffer. Default: 288 MiB.
+    /// Maximum size of the buffers of one transfer, at least 64 MiB. The number of lanes is limited so that 8 more
+    /// buffers than lanes exist. Default: 288 MiB.
     pub memory_per_transfer: ByteCount,
-    /// Memory of the transfers of one key in addition to their buffers: messages and batches being processed, and
-    /// directories and files remembered until the end. Default: 1 GiB.
+    /// Maximum memory of the transfers of one key in addition to their buffers: messages and batches being processed,
+    /// and directories and files remembered until the end. Default: 1 GiB.
     pub memory_per_identity: ByteCount,
-    /// Descriptors of large files and directories opened by the transfers of one key. Default: a quarter of the
-    /// process's limit.
+    /// Maximum number of descriptors for large files and directories of the transfers of one key. Default: a quarter of
+    /// the process's limit.
     pub files_per_identity: usize,
     /// Maximum number of threads that inspect the target for the transfers of one key. Beyond this limit, each transfer
-    /// uses only one thread for comparing and one thread for removing. Default: 256.
+    /// has one thread for comparing and one for removing. Default: 256.
     pub threads_per_identity: usize,
-    /// Journals of one key, including those of interrupted transfers. Default: 256.
+    /// Maximum number of journals of one key, including those of interrupted transfers. Default: 256.
     pub journals_per_identity: usize,
     /// Maximum total size of the journals of one key, checked when a journal is created. Each journal may use a quarter
     /// of this size. Default: 256 MiB.
@@ -65,7 +66,7 @@ pub struct Portion {
 
 /// A new transfer may use 1/8 of the remaining lanes, so that some lanes are left for later transfers.
 const SHARES: usize = 8;
-/// Number of buffers for data waiting for writers, in addition to one buffer for each lane.
+/// Number of buffers for data that is queued for writers, in addition to one buffer for each lane.
 pub(crate) const BUFFERS_BESIDE_LANES: usize = 8;
 
 impl Default for Limits {
@@ -93,8 +94,8 @@ impl Default for Limits {
 /// By default, one key may use 1/4 of the process's descriptors.
 const FILE_SHARES: usize = 4;
 
-/// Returns the number of descriptors that this process may open. At startup, the process raises this limit as far as
-/// possible.
+/// Returns the maximum number of descriptors that this process may open. The process raises this limit as far as
+/// possible when it starts.
 #[must_use]
 pub fn files_of_process() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -104,9 +105,9 @@ pub fn files_of_process() -> usize {
 }
 
 impl Limits {
-    /// Returns these limits, lowered to fit the number of descriptors of this process, and the name and value of each
-    /// limit that was lowered. Half of the descriptors are reserved for connections. One key may use at most half of
-    /// the reserved descriptors.
+    /// Returns these limits, lowered to fit the number of descriptors of this process. Also returns the name and value
+    /// of each limit that was lowered. Half of the descriptors are reserved for connections. One key may use at most
+    /// half of the reserved descriptors.
     #[must_use]
     pub fn within_process(self) -> (Self, Vec<(&'static str, usize)>) {
         self.within(files_of_process())
@@ -123,7 +124,7 @@ impl Limits {
         };
         let lanes_min = usize::from(LANES_UNREQUESTED_MAX);
         lower("unproven", &mut self.unproven, 8, 1);
-        // The lanes of a new transfer count against this limit until they have sent their greetings.
+        // The lanes of a new transfer count toward this limit until they have sent their greetings.
         lower(
             "waiting_per_identity",
             &mut self.waiting_per_identity,
@@ -141,7 +142,7 @@ impl Limits {
         (self, lowered)
     }
 
-    /// Returns the lanes and buffers for a transfer that begins while `lanes_left` lanes are left.
+    /// Returns the maximum lanes and buffers of a transfer that begins while `lanes_left` lanes are left.
     #[must_use]
     pub fn portion(&self, lanes_left: usize) -> Portion {
         let least = LANES_UNREQUESTED_MAX;

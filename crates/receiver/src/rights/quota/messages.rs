@@ -1,4 +1,4 @@
-//! The messages of a peer, with memory that is reserved from their decoding until they are answered.
+//! The messages of a peer, with the memory that is reserved for them from decoding until they are answered.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ pub(crate) struct ChargedMessage {
     pub(crate) held: Charge,
 }
 
-/// The messages of one session, in the order of arrival.
+/// The messages of one session, in order of arrival.
 pub(crate) type Messages = Inbox<ChargedMessage>;
 
-/// Reads the messages of a session and charges their memory against `quota`. If the opening names a grant, the session
+/// Reads the messages of a session and charges `quota` for their memory. If the opening uses a grant, the session
 /// replaces `quota` with the quota of the key that issued the grant.
 ///
-/// The session ends if the key has no memory left for a message. The session also ends if the peer sends more than
-/// `openings_max` openings, which is 1, or 0 if this side ordered the transfer. The names in queued openings would stay
-/// in memory, while the names in the first opening are dropped once the target is open.
+/// The session ends if the key has no memory left for a message. It also ends if the peer sends more than
+/// `openings_max` openings: 1, or 0 if this side has ordered the transfer. A second opening would keep its names in
+/// memory. The names in the first opening are dropped once the target is open.
 pub(crate) fn messages(
     reader: ControlReader,
     quota: Arc<Lock<Quota>>,
@@ -37,7 +37,7 @@ pub(crate) fn messages(
 ) -> Messages {
     let openings = Cell::new(0);
     let decode = move |bytes: &[u8]| {
-        // Charge the raw bytes first, so that a message is not decoded if there is no memory for it.
+        // The raw bytes are charged first, so that a message is decoded only if there is memory for it.
         let mut held = quota.lock().charge_memory(bytes.len())?;
         let room = |strings| held.grow(ELEMENT_BYTES * strings);
         let message = decode_off_runtime(bytes.len(), || decode_message_within(bytes, room))?;
@@ -53,9 +53,9 @@ pub(crate) fn messages(
     reader.into_inbox(decode, MESSAGES_MAX)
 }
 
-/// Decodes a message on this thread. During the decoding of a large message, another thread runs the other tasks of the
-/// runtime. The operating system thus shares the processors among all threads that decode, and the blocking threads,
-/// which all keys share, stay free.
+/// Decodes a message on this thread. While it decodes a large message, another thread runs the other tasks of the
+/// runtime. So the operating system shares the cores among all decoding threads. The runtime's blocking threads, which
+/// all keys share, are not used.
 fn decode_off_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     let is_shared = || Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
     if bytes > DECODED_AT_ONCE_BYTES_MAX && is_shared() {
@@ -65,13 +65,14 @@ fn decode_off_runtime<T>(bytes: usize, decode: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Maximum size of a message that is decoded without moving other tasks to another thread: about 300 µs of work.
+/// Maximum size of a message that is decoded without moving other tasks to another thread. This is about 300 µs of
+/// work.
 const DECODED_AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum number of messages in the queue.
 const MESSAGES_MAX: usize = 16;
 
-/// Memory used by a list element in a message or batch, in bytes. It covers the fields of the element and the
+/// Memory used by a list element in a message or batch, in bytes. It includes the fields of the element and the
 /// allocator's overhead, but not the bytes of its name or path.
 pub(crate) const ELEMENT_BYTES: usize = 136;
 
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// The raw bytes would fit into the memory, but not the decoded message.
+    /// There is enough memory for the raw bytes, but not for the decoded message.
     #[tokio::test]
     async fn nothing_is_decoded_for_which_there_is_no_room() {
         let limits = crate::Limits {

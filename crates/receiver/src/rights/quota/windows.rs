@@ -1,17 +1,17 @@
-//! The receive windows of lanes, which limit the bytes waiting in this process. They are charged against the key's
-//! quota. Only the first lanes of a transfer get wide windows.
+//! The receive windows of lanes, which limit the received bytes that are buffered in this process. The key's quota is
+//! charged for them.
 //!
 //! Only QUIC lanes have such windows. **Invariant:** at most [`WIDE_LANES`] of a transfer's current lanes have a wide
-//! window. A lane that its transfer has not accepted yet has no window.
+//! window. A lane has no window before its transfer has accepted it.
 
 use zmove_transport::{LaneSource, LaneWindow};
 
 use crate::rights::quota::{Charge, Quota};
 
-/// Maximum number of lanes with a wide window. With more lanes, a sender needs a smaller window for each lane.
+/// Maximum number of lanes with a wide window. With more lanes, a smaller window per lane is enough.
 const WIDE_LANES: usize = 8;
 
-/// Opens the window of a lane. The transfer already has `others` lanes. The window is as wide as the key's quota
+/// Opens the window of a lane of a transfer that already has `others` lanes. The window is as wide as the key's quota
 /// allows. Returns the reservation.
 pub(crate) fn open_window(
     source: &mut dyn LaneSource,
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_first_lanes_are_wide_and_all_are_booked_on_the_key() {
-        // The limit leaves 50 MiB for windows.
+        // With this limit, 50 MiB are left for windows.
         let limits = Limits {
             memory_per_identity: ByteCount(100 << 20),
             ..Limits::default()

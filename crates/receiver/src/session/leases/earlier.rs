@@ -1,8 +1,8 @@
 //! Waits for an earlier session of the same run in another process, which may still publish.
 //!
-//! The sender has lost its connection to that session, but the receiver there may not have noticed and continues to
-//! publish while it holds its lease. **Invariant:** a new session of the run publishes nothing before that lease has
-//! expired or the other process has ended.
+//! The sender has lost its connection to that session. But that session may not have detected the loss, and may publish
+//! until its lease expires. **Invariant:** a new session of the run publishes nothing before that lease has expired or
+//! the other process has ended.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use zmove_wire::{EarlierSession, Refusal, RefusalCode};
 use crate::shared_job::other_jobs::OtherJobs;
 
 /// Waits until the earlier session can no longer publish, because its process has ended or its lease has expired. An
-/// earlier session in this process has already ended, because the new one holds the lease of the run.
+/// earlier session in this process has already ended, because the new session holds the lease of the run.
 pub(crate) async fn wait_for_earlier(
     earlier: &EarlierSession,
     session: &OtherJobs,
@@ -22,7 +22,7 @@ pub(crate) async fn wait_for_earlier(
         return Ok(());
     }
     let began = Instant::now();
-    // The peer may send any duration, so limit the wait.
+    // The peer may send any duration, so the wait is limited.
     let lease_left = Duration::from_millis(earlier.lease_left_ms.into()).min(LEASE_MAX);
     let mut has_notified = false;
     while began.elapsed() < lease_left && !has_process_ended(&earlier.process) {
@@ -46,9 +46,9 @@ fn wait_notice(left: Duration) -> String {
     )
 }
 
-/// Interval at which the earlier process is checked.
+/// Interval for checking whether the earlier process has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Waits shorter than this are not reported. A receiver that is about to end usually ends in this time.
+/// Minimum duration of a wait that is reported. A receiver that is about to end usually ends within this time.
 const NOTICE_DELAY: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
@@ -88,8 +88,8 @@ mod tests {
         (took, told)
     }
 
-    /// Returns the ID of a process of this machine that has ended. Its process number has been reused by this process.
-    /// The test starts no process, because a new process would briefly hold the locks of other tests.
+    /// Returns the ID of a process of this machine that has ended, with the process number of this process. The test
+    /// does not start a process, because a new process would briefly hold the locks of other tests.
     fn dead_process() -> String {
         let (rest, start) = own_process().rsplit_once('-').unwrap();
         let start = u64::from_str_radix(start, 16).unwrap() ^ 1;

@@ -11,7 +11,7 @@ use zmove_transport::{PathProbe, Pinger};
 /// The location of a session's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SenderLocation {
-    /// In this process, so the sender and its receiver always end together.
+    /// In this process, so the sender ends with the receiver.
     SameProcess,
     /// In another process.
     OtherProcess,
@@ -28,11 +28,11 @@ pub(crate) struct KeptLease {
 #[derive(Clone, Debug)]
 pub(crate) struct SenderLiveness {
     pub(crate) lease: Lease,
-    /// The connection and its pongs. `None` if the kernel reports the end of the connection.
+    /// The connection and its pongs, or `None` if the kernel reports the end of the connection.
     unreported: Option<Unreported>,
 }
 
-/// The result of asking a sender for an echo.
+/// The result of requesting an echo from a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Echo {
     Received,
@@ -50,13 +50,13 @@ struct Unreported {
 
 /// Interval between pings to the sender.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which the lease records that this process is not suspended.
+/// Interval at which the lease records that this process is running.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
 const _: () = assert!(TICK_INTERVAL.as_millis() * 4 < SUSPENSION_MAX.as_millis());
-/// Time that a sender may take to echo one ping, in addition to [`ROUND_TRIPS`]. This time allows for scheduling delays
-/// at the sender's host.
+/// Time limit for the echo of a ping, in addition to [`ROUND_TRIPS`]. It allows for scheduling delays at the sender's
+/// host.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of round trips that are sufficient to retransmit a lost ping.
+/// Number of round trips that suffice to retransmit a lost ping.
 const ROUND_TRIPS: u32 = 4;
 
 impl KeptLease {
@@ -84,7 +84,7 @@ impl KeptLease {
             pongs: pinger.pongs(),
         });
         let lease = Lease::timed(boot_clock(), ask, socket);
-        // The ping is sent together with the first message of this side, so its echo arrives together with the opening.
+        // The ping is sent together with the first message of this side, so its echo arrives with the opening.
         lease.send_ping();
         Self {
             pinging: Some(tokio::spawn(keep(lease.clone(), pinger))),
@@ -100,7 +100,7 @@ impl SenderLiveness {
         self.unreported.is_some() || self.lease.has_ended()
     }
 
-    /// Lets the session publish only after the sender has echoed a ping sent after this call.
+    /// Invalidates earlier echoes: the session can publish only after the sender has echoed a later ping.
     pub(crate) fn require_new_echo(&self) {
         self.lease.invalidate_pings();
     }

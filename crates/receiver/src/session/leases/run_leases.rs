@@ -1,8 +1,8 @@
-//! Ensures that only one transfer of each run works at a time. A sender that lost its connections starts a new
-//! transfer, possibly before this side has noticed the loss.
+//! Ensures that only one transfer of each run is active. A sender that has lost its connections starts a new transfer,
+//! possibly before this side has detected the loss.
 //!
-//! **Invariant:** of the transfers that one key has started for a run, only the latest works. The latest transfer
-//! begins only after the threads of all earlier transfers have ended.
+//! **Invariant:** only the latest of the transfers that a key has started for a run is active. It begins only after the
+//! threads of all earlier transfers have ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use zmove_transport::Fingerprint;
 
 use zmove_types::Lock;
 
-/// The leases of the runs that one key has in progress.
+/// The leases of the runs of one key.
 #[derive(Clone, Debug, Default)]
 pub struct RunLeases {
     runs: RunLeasesByKey,
@@ -23,7 +23,7 @@ pub struct RunLeases {
 #[derive(Clone, Debug, Default)]
 pub struct RunLeasesByKey(Arc<Lock<Latest>>);
 
-/// The channel that ends the latest transfer of each run. It has no receivers once that transfer has ended.
+/// The channel that ends the latest transfer of each run. It has no receivers after that transfer has ended.
 type Latest = HashMap<Key, Arc<watch::Sender<bool>>>;
 type Key = (Option<Fingerprint>, [u8; 16]);
 
@@ -48,7 +48,7 @@ impl RunLeasesByKey {
 }
 
 impl RunLeases {
-    /// Acquires the lease of a run. Ends the transfer that holds it, if any, and waits until that transfer has ended.
+    /// Acquires the lease of a run. If another transfer holds the lease, requests its end and waits for it.
     pub async fn acquire(&self, run: [u8; 16]) -> RunLease {
         let key = (self.owner, run);
         let (own, over) = watch::channel(false);

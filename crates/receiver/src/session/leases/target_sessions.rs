@@ -1,14 +1,14 @@
 //! Tracks the sessions of this process by target, so that a new session does not conflict with an earlier session whose
 //! sender is dead.
 //!
-//! The kernel reports the loss of a sender over TCP or ssh, but not over QUIC. When a session begins, QUIC sessions at
-//! overlapping targets therefore publish nothing until their senders have echoed a new ping ([`SenderLiveness`]).
-//! Targets are compared by their positions in their file systems ([`Region`]) and not by their paths. The root of one
-//! key may be inside the root of another key, and links and bind mounts give the same directory several paths.
+//! The kernel reports the loss of a sender over TCP or ssh, but not over QUIC. So when a session begins, QUIC sessions
+//! at overlapping targets publish nothing until their senders have echoed a new ping ([`SenderLiveness`]). Targets are
+//! compared by their positions in file systems ([`Region`]) and not by their paths, because links and bind mounts give
+//! a directory several paths.
 //!
-//! A session of the same owner ends as if it had been cut off if its sender does not echo in time. The new session
-//! waits for ending sessions of the same owner, because it may take over their parts and journals. This wait is
-//! limited, because a session that hangs in its storage cannot publish without a lease.
+//! If the sender of an earlier session of the same owner does not echo in time, that session ends as if its connection
+//! was lost. The new session waits for its end, because it may take over parts and journals. This wait is limited: a
+//! session that hangs in its storage cannot publish without a lease.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,11 +30,11 @@ pub struct TargetSessions(Arc<Lock<Vec<TargetSession>>>);
 #[derive(Clone, Debug)]
 struct TargetSession {
     owner: String,
-    /// The regions of the target and of the file systems mounted below it. Empty if the target will be refused. `None`
-    /// if the regions are unknown.
+    /// The regions of the target and of the file systems mounted below it. Empty if the target will be refused, and
+    /// `None` if the regions are unknown.
     target: Option<Vec<Region>>,
     sender: SenderLiveness,
-    /// Ends the session when `true` is sent. The channel has no receivers once the session has ended.
+    /// Ends the session when `true` is sent. The channel has no receivers after the session has ended.
     lost: Arc<watch::Sender<bool>>,
 }
 
@@ -46,12 +46,12 @@ pub(crate) struct ActiveSession {
     lost: watch::Receiver<bool>,
 }
 
-/// How long a new session waits for ending sessions: about the time that most storage takes to flush.
+/// Maximum wait of a new session for ending sessions. It is about the time that most storage takes to flush.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
 impl TargetSessions {
-    /// Registers a new session at its target. Waits, for a limited time, until every session of the same owner at an
-    /// overlapping target either has ended or has a sender that is alive.
+    /// Registers a new session at its target. Waits, for a limited time, until each session of the same owner at an
+    /// overlapping target has ended or has proved that its sender is alive.
     pub(crate) async fn begin(
         &self,
         owner: &str,
@@ -102,8 +102,8 @@ impl TargetSession {
         own.iter().any(meets)
     }
 
-    /// Ends a session whose sender does not echo a ping, and waits for its end. If the connection of the session has
-    /// already ended, only waits, because the session may be completing normally.
+    /// Ends a session whose sender does not echo a ping, and waits for its end. If its connection has already ended,
+    /// only waits, because the session may be completing normally.
     async fn confirm_or_end(self) {
         let echo = self.sender.echo().await;
         if echo == Echo::Late {
@@ -115,8 +115,8 @@ impl TargetSession {
     }
 }
 
-/// Returns the regions of a target, or `None` if they cannot be determined in time. If the storage hangs, the opening
-/// of the target reports that later.
+/// Returns the regions of a target, or `None` if they cannot be determined in time. In that case, opening the target
+/// reports the unresponsive storage later.
 async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
     let Some(path) = target else {
         return Some(Vec::new());
@@ -125,7 +125,7 @@ async fn regions_of_target(target: Option<PathBuf>) -> Option<Vec<Region>> {
     found.await.ok()?.ok()?
 }
 
-/// Returns the regions of a path. Its last components may not exist yet.
+/// Returns the regions of a path, whose last components need not exist.
 fn regions_of(path: &Path) -> Option<Vec<Region>> {
     let mut above = path.ancestors();
     let (top, real) = above.find_map(|top| Some((top, top.canonicalize().ok()?)))?;
@@ -139,7 +139,7 @@ fn regions_of(path: &Path) -> Option<Vec<Region>> {
 }
 
 impl ActiveSession {
-    /// Waits until another session has determined that the sender of this session is lost.
+    /// Waits until another session has found that the sender of this session is lost.
     pub(crate) async fn wait_until_lost(&self) {
         let mut lost = self.lost.clone();
         // This value holds the sending half of the channel, so the wait ends only when the flag is set.

@@ -11,11 +11,11 @@ use zmove_wire::{FileHead, FrameHeader, FrameKind};
 use super::{UnchangedGroup, VerifiedBatch, VerifiedChunk, check_declaration, is_filler};
 use crate::rights::quota::Quota;
 
-/// Verifies a frame with a valid seal. The input contains the header (its digest and lengths are set to match), 8 bytes
-/// for the size of its file, 2 bytes for the length of its head, the head, and the data.
+/// Verifies a frame with a valid seal. The input consists of the header, 8 bytes for the size of its file, 2 bytes for
+/// the length of its head, the head, and the data. The digest and lengths in the header are corrected first.
 ///
 /// # Panics
-/// Something was accepted as verified that was not sent.
+/// The check accepted data that was not sent.
 pub fn sealed_frame(bytes: &[u8]) {
     let Some((header, rest)) = bytes.split_first_chunk() else {
         return;

@@ -181,7 +181,7 @@ fn a_small_file_with_holes_has_the_hash_of_its_bytes() {
     );
 }
 
-/// Only checks that need a turn fail when the turn has expired.
+/// If a session has ended, only checks that need a turn fail.
 #[test]
 fn what_has_holes_is_hashed_in_turns() {
     let quota = Quota::default();
@@ -265,7 +265,7 @@ fn large(bytes: u64, data: Option<DataRanges>) -> FileHead {
     }
 }
 
-/// A group with holes is hashed with zeros at the positions of its holes.
+/// A group with holes is hashed with zeros in place of the holes.
 #[test]
 fn the_data_of_a_group_with_holes_is_found_only_where_it_belongs() {
     let mut whole = vec![0; 1000];

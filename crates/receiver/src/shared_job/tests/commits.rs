@@ -23,8 +23,8 @@ fn write_part(transfer: &Transfer, head: &FileHead, contents: &[u8]) -> Arc<Stag
     part
 }
 
-/// A receiver was stopped before it had renamed the temporary file into place. Another receiver has written to that
-/// file since.
+/// A receiver was suspended before it renamed the temporary file into place. Then another receiver has written to that
+/// file.
 #[test]
 fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_source() {
     let home = tempfile::tempdir().unwrap();
@@ -50,7 +50,8 @@ fn a_part_that_was_about_to_be_published_is_committed_with_the_time_of_its_sourc
     assert!(!there.exists(), "once is enough");
 }
 
-/// If these groups were kept, a push of many large files would fill the memory with groups that are never needed again.
+/// If these groups were kept, a push of many large files would fill the memory with groups that are not needed any
+/// more.
 #[test]
 fn the_groups_of_a_file_that_has_its_name_are_forgotten() {
     let home = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ pub(super) struct Mover {
 }
 
 impl Mover {
-    /// Stores the first group of a file and orders the receiver to flush it.
+    /// Stores the first group of a file, and orders the receiver to flush the group.
     pub(super) async fn first_group(&mut self, head: &FileHead, contents: &[u8]) {
         self.declare(1, head);
         self.chunk(1, 0, contents);
@@ -127,7 +127,7 @@ impl Mover {
         self.send(frame(header, Vec::new(), &group_cv(group, data).0, data));
     }
 
-    /// Processes the next message of the receiver. Returns `false` if there are no more messages.
+    /// Processes the next message of the receiver. Returns `false` at the end of the messages.
     async fn hear(&mut self, stored: &mut usize) -> bool {
         let Some(Ok(message)) = self.inbox.recv().await else {
             return false;

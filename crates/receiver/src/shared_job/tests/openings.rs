@@ -1,4 +1,4 @@
-//! The answers of a receiver to the opening of a session in a job.
+//! A receiver's answers to the opening of a session in a job.
 
 use std::io::Write;
 
@@ -60,7 +60,7 @@ fn a_session_of_a_job_that_is_under_way_makes_nothing_and_opens_nothing_up() {
     assert_eq!(mode(), 0o755, "another transfer sets it at its end");
 }
 
-/// Returns two answers: to an opening that may begin the job, and to an opening that requires a job in progress.
+/// Returns the answers to two openings: one that may begin the job, and one that requires the job to be running.
 fn answers(before: impl Fn(&Arc<OwnedFd>)) -> [Option<RefusalCode>; 2] {
     [Beginning::Allowed, Beginning::UnderWay].map(|beginning| {
         let home = tempfile::tempdir().unwrap();

@@ -65,7 +65,7 @@ fn a_part_gets_no_attributes_once_the_sender_has_gone() {
     assert_eq!(FileIdentity::of(part.file()).unwrap(), before);
 }
 
-/// A node may only write entries that are sent by the push of the node that leads the job.
+/// A node may write only entries that belong to the push of the head (the node that leads the job).
 #[test]
 fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     let home = tempfile::tempdir().unwrap();
@@ -102,7 +102,7 @@ fn orders_about_names_that_the_sender_may_not_bring_are_refused() {
     }
 }
 
-/// The session and the job have ended, and somebody has changed the directories since their end.
+/// The session and the job have ended, and then a user has changed the directories.
 #[test]
 fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let home = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn an_order_that_takes_long_sets_no_more_directories_when_the_job_has_ended() {
     let are_set = modes.map(|mode| mode == 0o750);
     assert_eq!(are_set, [true, true, false, false]);
 
-    // The order must fail too, because it performs the same check before each directory.
+    // The order must fail for this entry too, because each directory requires the same check.
     let groups = vec![DirectoryGroup {
         directory: path("d3"),
         entries: vec![BatchEntry::Itself(metadata())],

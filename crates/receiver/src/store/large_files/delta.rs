@@ -1,13 +1,13 @@
-//! Delta transfer of large files that have changed: groups that the target already has are not sent.
+//! Delta transfer of changed large files: groups that already exist at the target are not sent.
 //!
 //! The receiver hashes the groups of the old version and sends the hash values to the sender. The sender reads its own
-//! file. It sends the groups that differ, and only reports the other groups as unchanged. The receiver reads such an
-//! unchanged group from the old version and hashes it again before the group counts as received. If the old version
-//! changes in between, the group must be sent, but no wrong byte is stored.
+//! file, sends the groups that differ, and reports the others as unchanged. The receiver reads an unchanged group from
+//! the old version and hashes it again before the group counts as received. If the old version changes in between, the
+//! group must be sent, but no wrong data is stored.
 //!
 //! The new file is created next to the old version. On file systems with reflinks (XFS, Btrfs), the new file starts as
 //! a clone. On other file systems, unchanged groups are copied. If an earlier transfer has left a part (temporary file)
-//! of the new file, only groups that are missing from the part are taken from the old version.
+//! of the new file, only groups that are missing from the part are copied from the old version.
 //!
 //! The sender requests delta transfer (`--delta auto`) except in two cases: the target is local, or the previous
 //! transfer on this path was faster than one thread can read and hash. In these cases, sending a file is faster than
@@ -45,17 +45,18 @@ pub(crate) struct OldVersions {
 /// The old version of one large file.
 #[derive(Debug)]
 pub(crate) struct OldVersion {
-    /// Hash values of the old version's groups, as sent to the sender, by group index.
+    /// Hash values of the old version's groups that were sent to the sender, by group index.
     cvs: BTreeMap<u32, Cv>,
     _held: Option<Charge>,
     sources: OnceLock<GroupSources>,
 }
 
-/// The files in which groups of the old version can be found.
+/// The files that may contain groups of the old version.
 #[derive(Debug)]
 struct GroupSources {
     /// Whether the new file may already contain the groups at their offsets. This is the case if the new file started
-    /// as a clone, if an earlier transfer has written to it, or if it is the old version itself, changed in place.
+    /// as a clone, or if an earlier transfer has written to it. It is also the case if the new file is the old version
+    /// itself, which is being changed in place.
     in_place: bool,
     old: Option<DataFile>,
 }
@@ -75,7 +76,7 @@ impl OldVersions {
         self.known.lock().remove(path)
     }
 
-    /// Adds an old version. Its hash values are about to be sent to the sender.
+    /// Adds an old version whose hash values are about to be sent to the sender.
     pub(crate) fn add(&self, path: RelPath, cvs: BTreeMap<u32, Cv>, held: Option<Charge>) {
         let old_version = OldVersion {
             cvs,
@@ -93,12 +94,12 @@ impl OldVersions {
 }
 
 impl OldVersion {
-    /// Returns the hash value of a group that was sent to the sender, or `None` if none was sent.
+    /// Returns the hash value that was sent to the sender for a group, or `None` if none was sent.
     pub(crate) fn cv(&self, index: u32) -> Option<Cv> {
         self.cvs.get(&index).copied()
     }
 
-    /// Sets the size of a new file. If the file system can share blocks, the file becomes a clone of the old version.
+    /// Sets the size of a new file. If the file system supports reflinks, makes the file a clone of the old version.
     pub(crate) fn begin(
         &self,
         directory: &OwnedFd,
@@ -116,7 +117,7 @@ impl OldVersion {
             Some(data) => new.make_holes(data)?,
             None => {}
         }
-        // After cloning, read the groups from the clone and not from the old version, because the clone is published.
+        // The groups of a clone are read from the clone and not from the old version, because the clone is published.
         let old = old
             .filter(|_| !in_place)
             .and_then(|old| for_reading(old, direct));
@@ -124,7 +125,7 @@ impl OldVersion {
         Ok(())
     }
 
-    /// Records that the new file is the old version, changed in place.
+    /// Records that the new file is the old version, which is being changed in place.
     pub(crate) fn set_in_place(&self, file: &Staged) {
         let _first = self.sources.set(GroupSources {
             in_place: is_read_from_storage(file),
@@ -132,9 +133,9 @@ impl OldVersion {
         });
     }
 
-    /// Copies a group of the old version into the new file, unless the new file already contains the group. Returns
-    /// `false` if neither file contains a group with this hash value. `open_old` is called only if the new file resumes
-    /// from a part of an earlier transfer.
+    /// Copies a group of the old version into the new file, unless the new file already contains it. Returns `false` if
+    /// neither file contains a group with this hash value. `open_old` is called only if the new file resumes from a
+    /// part of an earlier transfer.
     ///
     /// # Errors
     /// Returns an I/O error if the group cannot be written.
@@ -185,18 +186,18 @@ impl OldVersion {
 /// Drops the cached pages of a file, so that later reads come from the storage. Returns `false` if that is not
 /// possible.
 ///
-/// A group that stays in the file without being written again counts as flushed. The group must therefore be read from
-/// the storage and not from the page cache. Other cases need no such call: a new clone has no cached pages, and a group
-/// copied from another file is written.
+/// An unchanged group that is not written again counts as flushed, so it must be read from the storage and not from the
+/// page cache. Other cases do not need this function: a new clone has no cached pages, and a group that is copied from
+/// another file is written.
 fn is_read_from_storage(file: &Staged) -> bool {
     file.data().drop_cached().is_ok()
 }
 
-/// Returns the groups, for a file of `bytes` bytes, that contain data in the old version. Groups that are holes in the
-/// old version are not compared. They are sent if the source has data.
+/// Returns the groups of a file of `bytes` bytes that contain data in the old version. Groups that are holes in the old
+/// version are not compared, and are sent if they contain data at the source.
 ///
-/// The iterator searches for each group on demand. Neither the length that a peer claims nor a heavily fragmented old
-/// version can therefore keep a thread busy between two groups.
+/// The iterator searches for each group on demand. So neither the length that a peer claims nor a heavily fragmented
+/// old version can keep a thread busy between two groups.
 pub(crate) fn groups_with_data(old: &File, bytes: u64) -> impl Iterator<Item = GroupSpan> {
     let mut next = Some(0);
     let mut data = 0..0;
@@ -216,8 +217,8 @@ fn for_reading(old: File, direct: Direct) -> Option<DataFile> {
     Some(DataFile::for_reading(old, bytes, direct))
 }
 
-/// Reads and hashes a group. Returns `None` as the hash value if the group is incomplete or cannot be read. Such a
-/// group is then sent like a changed one.
+/// Reads and hashes a group. The hash value is `None` if the group is incomplete or cannot be read. Such a group is
+/// sent like a changed one.
 fn read_group(
     file_io: &dyn FileIo,
     file: &DataFile,

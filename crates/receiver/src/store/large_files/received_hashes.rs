@@ -1,4 +1,4 @@
-//! The hash values received for the groups of a large file. They are used to read the file back
+//! The hash values received for the groups of a large file. They are needed to read the file back
 //! ([`proving`](crate::store::proving)) or to compute its root hash.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use zmove_wire::WireError;
 
 use crate::rights::quota::{Charge, Quota};
 
-/// The received hash values of a large file, by group index, and the memory charged for them.
+/// The received hash values of a large file, by group index, with the memory charged for them.
 #[derive(Debug)]
 pub(crate) struct ReceivedHashes {
     pub(crate) values: HashMap<u32, Cv>,
@@ -17,7 +17,7 @@ pub(crate) struct ReceivedHashes {
 }
 
 impl ReceivedHashes {
-    /// Creates an empty set, whose memory is charged to `quota`.
+    /// Creates an empty set. `quota` is charged for its memory.
     pub(crate) fn new(quota: &Quota) -> Self {
         Self {
             values: HashMap::new(),
@@ -62,10 +62,11 @@ impl ReceivedHashes {
     }
 }
 
-/// Memory in bytes for one group whose hash value is kept. The group may belong to a file being received, to its
-/// temporary file, or to the old version of a file.
+/// Memory for one group whose hash value is kept, in bytes. The group may belong to a file that is being received, to
+/// its temporary file, or to the old version of a file.
 pub(crate) const GROUP_KEPT_BYTES: usize = 64;
-/// Maximum number of hole groups to hash for a root, which takes about a second. A file may have a billion of them.
+/// Maximum number of groups without data to hash for a root, which takes about a second. A file may have a billion of
+/// them.
 const HOLES_MAX: usize = 512;
 
 #[cfg(test)]

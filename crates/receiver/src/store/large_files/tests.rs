@@ -55,7 +55,7 @@ fn with_holes(bytes: u64, ranges: &[std::ops::Range<u64>]) -> FileHead {
     }
 }
 
-/// If a file consists of holes, one group completes it. A further group does not complete it again.
+/// A file that consists of holes is completed by one group. A further group does not complete it again.
 #[test]
 fn a_file_is_whole_when_its_data_is() {
     let home = tempfile::tempdir().unwrap();
@@ -111,8 +111,8 @@ fn a_file_is_whole_when_its_data_is() {
     );
 }
 
-/// A declaration of 75 bytes can claim this number of groups, and the thread of a lane processes the declaration.
-/// Iterating over the groups would take minutes.
+/// A declaration of 75 bytes can claim this number of groups. If the lane's thread iterated over all groups, the
+/// declaration would take minutes.
 #[test]
 fn a_file_of_four_thousand_million_groups_is_declared_at_once() {
     let groups = u64::from(u32::MAX);

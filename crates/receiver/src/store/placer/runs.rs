@@ -1,9 +1,8 @@
-//! The entries of one batch that wait to be placed. The entries of each directory are handed out to threads in runs of
-//! a few entries.
+//! The queue of one batch's entries. Threads take the entries of a directory in runs of a few entries.
 //!
 //! A thread takes its next run from the same directory, unless fewer threads work in another directory. There are two
-//! reasons: the kernel serializes the creation of files in a directory, and a thread has to open each directory to
-//! which it adds entries.
+//! reasons: the kernel serializes the creation of files in a directory, and a thread must open each directory to which
+//! it adds entries.
 
 use std::sync::Arc;
 
@@ -15,7 +14,7 @@ use crate::store::placer::side::SideDirectories;
 use crate::store::target::open_directories::Opened;
 use crate::store::transfer::Transfer;
 
-/// The entries that wait to be placed, by directory. See the module documentation.
+/// The queued entries, by directory. See the module documentation.
 pub(super) struct Runs<'d>(Lock<Vec<WaitingDirectory<'d>>>);
 
 struct WaitingDirectory<'d> {
@@ -24,13 +23,13 @@ struct WaitingDirectory<'d> {
     entries: std::vec::IntoIter<PlacedEntry<'d>>,
     threads: usize,
     side_directories: Arc<SideDirectories>,
-    /// The open directory, if at least one thread is placing entries in it.
+    /// The open directory, if a thread is already placing entries in it.
     opened: Option<Opened>,
 }
 
 /// An entry that is being placed.
 pub(super) struct PlacedEntry<'d> {
-    /// Number of the entry in the batch.
+    /// Index of the entry in the batch.
     pub(super) number: u32,
     /// The contents without holes, if the entry is a file.
     pub(super) bytes: &'d [u8],
@@ -52,15 +51,14 @@ pub(super) struct Run<'d> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryFiles {
     pub(super) count: usize,
-    /// Whether this is the last directory of the batch. If the batch was full, the next batch is likely to contain more
+    /// Whether this is the last directory of the batch. If the batch was full, the next batch probably contains more
     /// files of this directory.
     pub(super) may_continue: bool,
 }
 
 impl DirectoryFiles {
-    /// Returns whether a staging directory is worthwhile. This is the case if there are enough files, or if the next
-    /// batch is likely to add more files. A staging directory cannot be created later, because the directory is then
-    /// already in use.
+    /// Returns whether a staging directory is useful. This is the case if there are enough files, or if the next batch
+    /// probably has more of them. A staging directory cannot be created later, when the directory is already in use.
     pub(super) const fn is_worth_staging(self) -> bool {
         self.count >= STAGED_FILES_MIN || self.may_continue
     }
@@ -69,7 +67,7 @@ impl DirectoryFiles {
 /// The turns (shares of CPU time) of a thread that places entries.
 pub(super) struct PlacingTurns<'a> {
     pub(super) own: &'a Turn<'a>,
-    /// The turn (share of CPU time) of the writer whose batch is being placed.
+    /// The turn (permission to run) of the writer whose batch is being placed.
     pub(super) writer: &'a Turn<'a>,
 }
 
@@ -88,13 +86,12 @@ impl PlacingTurns<'_> {
 /// Minimum number of files for which a staging directory pays off.
 const STAGED_FILES_MIN: usize = 8;
 
-/// Maximum number of entries in one run. The limit is low so that threads that start later find work. It is high enough
-/// that a thread seldom has to fetch a new run.
+/// Maximum number of entries in one run. It is low, so that threads that start later find work, but high enough that
+/// threads rarely compete for the lock.
 const ENTRIES_PER_RUN: usize = 8;
 
 impl<'d> Runs<'d> {
-    /// Creates the waiting entries from the groups of a batch. The contents of the files are stored one after another
-    /// in `data`.
+    /// Queues the entries of a batch. `data` contains the contents of the files, one after another.
     pub(super) fn new(groups: Vec<DirectoryGroup>, data: &'d [u8]) -> Self {
         let mut rest = data;
         let mut numbers = 0..;

@@ -34,7 +34,7 @@ pub(crate) fn open_at(home: &Path) -> Open {
     Open::new(home.as_os_str().as_encoded_bytes().to_vec(), [0; 16])
 }
 
-/// Creates a transfer with this number as its id.
+/// Creates a transfer with this number as its ID.
 pub(crate) fn transfer_of(number: u8, home: &Path, journals: Option<PathBuf>) -> Transfer {
     transfer_by(&ReceiverConfig::default(), number, home, journals)
 }
@@ -62,8 +62,8 @@ pub(crate) fn transfer_of_key(
     transfer_by(&config, number, home, journals)
 }
 
-/// Returns the result of `work`. Panics if a thread waits for another thread while it holds the only turn (share of CPU
-/// time).
+/// Returns the result of `work`. Panics if a thread waits for another thread while it holds the only turn (permission
+/// to run).
 #[track_caller]
 pub(crate) fn without_a_standstill<T: Send>(
     transfer: &Transfer,
@@ -73,7 +73,7 @@ pub(crate) fn without_a_standstill<T: Send>(
         let (done_in, done) = crossbeam_channel::bounded(1);
         scope.spawn(move || done_in.send(work()));
         let done = done.recv_timeout(Duration::from_secs(120));
-        // Make the threads that wait for a turn give up.
+        // Threads that wait for a turn give up.
         transfer.stopping.store(true, Ordering::Relaxed);
         done.expect("nobody waits for who waits")
     })
@@ -107,7 +107,7 @@ fn path(text: &str) -> RelPath {
     RelPath::from_bytes(text.as_bytes()).unwrap()
 }
 
-/// Sets the mode of a file, and the modification time that all metadata of these tests has.
+/// Sets the mode of a file, and the modification time that is used in all metadata of these tests.
 fn dress(path: &Path, mode: u32) {
     let file = File::open(path).unwrap();
     WantedMetadata::mode_and_time(&metadata(mode))
@@ -197,7 +197,7 @@ fn two_transfers_that_fill_one_new_directory_both_succeed() {
     let (first, second) = (transfer(home.path()), transfer(home.path()));
     let (mut maker, mut guest) = (Placer::new(&first), Placer::new(&second));
     assert_eq!(place(&mut maker, directory_entry("", "d")), []);
-    // The second placer opens the directory while the first placer may still replace it by a staging directory.
+    // The second placer opens the directory while the first placer may still replace it with a staging directory.
     assert_eq!(place(&mut guest, directory_entry("", "d")), []);
     assert_eq!(place(&mut maker, files("d", "f", 8)), []);
     assert_eq!(place(&mut guest, files("d", "g", 9)), []);
@@ -330,7 +330,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
         .into_hidden_name()
         .unwrap();
     let own = own.as_os_str().to_str().unwrap();
-    // Change the name to a name that an earlier process with the same process number would have used.
+    // The name is changed to one of an earlier process with the same process number.
     let mut parts: Vec<_> = own.split('-').collect();
     parts[5] = "1";
     std::fs::write(directory.join(parts.join("-")), "left").unwrap();
@@ -339,7 +339,7 @@ fn what_a_dead_process_left_in_a_directory_that_is_there_goes() {
     assert_eq!(names(&directory), [own], "that of a live process stays");
 }
 
-/// Entries below a directory that is not published yet can be placed without a flush.
+/// Entries below an unpublished directory are placed without a flush.
 #[test]
 fn what_is_below_a_staging_directory_appears_with_it() {
     let home = tempfile::tempdir().unwrap();
@@ -413,7 +413,7 @@ fn a_directory_takes_the_place_of_a_file_only_when_what_is_in_it_is_published() 
     );
 }
 
-/// After a thread has created a directory, another thread may put a file into it, or far below it, before the first
+/// After a thread has created a directory, another thread may add a file to it, directly or far below, before the first
 /// thread reports the new directory.
 #[test]
 fn a_directory_that_is_used_is_not_fresh() {
@@ -508,8 +508,8 @@ fn a_guessed_file_that_is_there_by_now_stays() {
     }
 }
 
-/// Two transfers may send the same tree at the same time. If the existing file already has the right metadata, this
-/// metadata must not be set again.
+/// Two transfers may send the same tree at the same time. If the existing file already has the right metadata, it must
+/// not be set again.
 #[test]
 fn a_guessed_file_that_is_there_by_now_keeps_its_setuid_bit_and_one_that_differs_beside_goes() {
     for (mode, stays) in [(0o4755, b"y"), (0o644, b"x")] {
@@ -581,7 +581,7 @@ fn what_appears_while_it_comes_stays_if_nothing_is_to_be_replaced() {
     }
 }
 
-/// The entries below the directory already have their final names, but the directory cannot be renamed to its own.
+/// Entries below the directory already have their final names, but the directory itself cannot be renamed.
 #[test]
 fn what_is_below_a_directory_that_cannot_go_where_it_should_has_failed() {
     let home = tempfile::tempdir().unwrap();
@@ -612,7 +612,7 @@ impl Drop for ClearOnDrop<'_> {
     }
 }
 
-/// A writer has the staging directory open while it is merged.
+/// A writer has the staging directory open while the directory is merged.
 #[test]
 fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     let home = tempfile::tempdir().unwrap();
@@ -622,7 +622,7 @@ fn links_and_directories_that_come_while_a_directory_is_merged_arrive() {
     std::fs::write(home.path().join("d/foreign"), "of somebody else").unwrap();
     let (publishing, links) = (AtomicBool::new(true), AtomicU32::new(0));
     std::thread::scope(|scope| {
-        // Clear the flag even if an assertion fails, so that the thread ends.
+        // The guard clears the flag even if an assertion fails, so that the thread ends.
         let _guard = ClearOnDrop(&publishing);
         let linking = scope.spawn(|| {
             let mut placer = Placer::new(&transfer);
@@ -931,7 +931,7 @@ fn what_a_writer_that_panics_was_filling_gets_no_name() {
     let transfer = transfer(home.path());
     let mut placer = Placer::new(&transfer);
     let whole = begin(&mut placer, files("d", "f", 8));
-    // Drop the guard without a call of `leave`, as in a writer that panics.
+    // The guard is dropped without a call of `leave`, as if the writer had panicked.
     drop(
         placer
             .staging(
@@ -965,7 +965,7 @@ fn after_a_flush_that_failed_only_what_is_on_the_storage_gets_its_name() {
             .unwrap();
         directory.join(name)
     };
-    // Change the data as if it had not reached the storage.
+    // The data is changed as if it had not reached the storage.
     std::fs::write(hidden("there"), "0").unwrap();
     std::fs::write(hidden("").join("f5"), "0").unwrap();
     transfer.publisher.suspect();
@@ -992,7 +992,7 @@ fn a_file_that_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the
     let written = transfer.publisher.take_generation().files;
     let failed_flushes = transfer.publisher.failed_flushes();
     transfer.publisher.suspect();
-    // Take and drop the generation, as if all of its files had been checked.
+    // The generation is taken and dropped, as if all of its files had been checked.
     drop(transfer.publisher.take_generation());
     let hidden = names(&home.path().join("there")).remove(0);
     std::fs::write(home.path().join("there").join(hidden), "0").unwrap();
@@ -1018,7 +1018,7 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
         .into_iter()
         .find(|name| name.starts_with(".zmove-"))
         .unwrap();
-    // Change the data as if it had not reached the storage.
+    // The data is changed as if it had not reached the storage.
     std::fs::write(home.path().join(hidden).join("f5"), "0").unwrap();
     publish_all(&transfer);
     assert_eq!(batches.map(|batch| batch.faults().len()), [0, 1]);
@@ -1028,7 +1028,7 @@ fn while_a_flush_is_late_files_are_flushed_one_by_one() {
     );
 }
 
-/// A file that `--checksum` has hashed may have changed by the time the sender reports it as equal.
+/// A file that was hashed for `--checksum` may have changed by the time the sender reports it as equal.
 #[test]
 fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let home = tempfile::tempdir().unwrap();
@@ -1036,7 +1036,7 @@ fn what_has_changed_since_it_was_judged_does_not_get_the_sources_time() {
     let at = |name: &str| home.path().join(name);
     for name in ["same", "changed"] {
         std::fs::write(at(name), "compared").unwrap();
-        // Set an old time, so that a change does not fall into the same clock tick.
+        // The time is set to an old value, so that a later change is not in the same clock tick.
         dress(&at(name), 0o644);
     }
     std::fs::hard_link(at("same"), at("linked")).unwrap();

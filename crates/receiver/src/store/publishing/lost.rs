@@ -1,6 +1,5 @@
-//! Entries of staging directories that could not be renamed into place because somebody else has created an entry under
-//! the name of their directory. Each lost entry is reported once, after all other entries have received their final
-//! names.
+//! Entries of staging directories that could not be renamed into place, because another process has created an entry
+//! with the name of their directory. Each lost entry is reported once, after all other entries have their final names.
 
 use std::collections::HashMap;
 use std::iter::successors;
@@ -10,7 +9,7 @@ use zmove_wire::{Fault, FaultCode};
 
 use crate::store::failure::FaultCause;
 
-/// The entries that are not at their final paths, by the path of their parent directory. If a directory is lost,
+/// The entries that are not at their final paths, by the path of their parent directory. A lost directory implies that
 /// everything below it is lost too. Storing a full path for each entry would take gigabytes.
 #[derive(Debug, Default)]
 pub(crate) struct LostEntries(HashMap<RelPath, LostNames>);
@@ -29,9 +28,8 @@ impl LostEntries {
     /// Records the fault of the entry at the path `below` inside the directory `above`. If `below` is the root, records
     /// the fault of `above` itself.
     ///
-    /// An entry may be recorded twice. The first time, the entry could not be moved into its directory because an entry
-    /// of that name exists. The second time, the existing entry could not be moved together with the directory above.
-    /// The second fault then replaces the first.
+    /// An entry may be recorded twice: first because an entry with its name exists in the directory, and again because
+    /// that directory could not be moved. The second fault replaces the first.
     pub(crate) fn insert(&mut self, above: &RelPath, below: &RelPath, fault: FaultCause) {
         let path = beneath(above, below);
         if let Some((directory, name)) = path.split() {
@@ -43,8 +41,8 @@ impl LostEntries {
         }
     }
 
-    /// Returns the reason why the file is not at its path, or `None` if the file is at its path. Removes the fault that
-    /// was recorded for the file itself.
+    /// Returns the fault that prevented the file from being at its path, or `None` if it is at its path. Removes the
+    /// fault that was recorded for the file itself.
     pub(crate) fn take(&mut self, path: &RelPath) -> Option<FaultCause> {
         let (directory, name) = path.split()?;
         self.in_directory(&directory).take(&name)
@@ -58,7 +56,7 @@ impl LostEntries {
         }
     }
 
-    /// Returns the fault of a directory or of its nearest lost parent. This fault also applies to everything in the
+    /// Returns the fault of a directory or of its nearest lost parent. The fault applies to all entries of the
     /// directory.
     fn nearest_fault(&self, directory: &RelPath) -> Option<FaultCause> {
         successors(Some(directory.clone()), RelPath::parent)
@@ -71,8 +69,8 @@ impl LostEntries {
         self.0.get(&directory)?.get(&name).copied()
     }
 
-    /// Returns the remaining faults. After the faults of all files have been taken, these are the faults of directories
-    /// and links.
+    /// Returns the remaining faults. If the faults of all files were taken, these are the faults of directories and
+    /// links.
     pub(crate) fn rest(self) -> impl Iterator<Item = Fault> {
         self.0.into_iter().flat_map(|(directory, lost)| {
             let lost = lost
@@ -86,7 +84,7 @@ impl LostEntries {
 }
 
 impl LostInDirectory<'_> {
-    /// Returns the reason why a file is missing, or `None` if the file is at its path. Removes the fault that was
+    /// Returns the fault because of which a file is missing, or `None` if it is at its path. Removes the fault that was
     /// recorded for the file itself.
     pub(crate) fn take(&mut self, name: &Name) -> Option<FaultCause> {
         let lost = self.names.as_mut().and_then(|names| names.remove(name));

@@ -1,5 +1,5 @@
 //! Publishing: a file is renamed into place after a successful flush that began after the last write to the file.
-//! Writers hand their files over to the [`Publisher`]. The thread `zmove-publish` takes them from it
+//! Writers pass their files to the [`Publisher`], from which the thread `zmove-publish` takes them
 //! ([`publishing`](crate::store::publishing)).
 //!
 //! ```text
@@ -20,20 +20,19 @@
 //! - The sender requests removals, or the transfer ends.
 //!
 //! Files are flushed before they are renamed for two reasons. First, with default options, ext4 journals the size of a
-//! file when write-back is submitted, not when the data is on the disk. A power cut could therefore leave a file with
-//! the right name, size and time that contains only zeros. Second, the kernel reports a failed write-back only once and
-//! then treats the pages as clean. The file seems correct, even when its contents are read, until they must be read
-//! from the disk.
+//! file when write-back is submitted, not when the data is on the disk. So a power failure could leave a file with the
+//! right name, size and time that contains only zeros. Second, the kernel reports a failed write-back only once and
+//! then treats the pages as clean. After that, the file seems correct until its contents must be read from the disk.
 //!
 //! Files that were flushed individually in a side directory already have their final names (`placer/side.rs`). The
 //! publisher knows only the directories of these files and flushes them with the other directories.
 //!
-//! A batch is reported twice. The report *stored* makes room for the next batch. The report *published* is the final
-//! result.
+//! A batch is reported twice. After the report *stored*, the sender may send another batch. The report *published* is
+//! the final result.
 //!
 //! **Invariant:** in a directory that is reachable by name, a file that has not been flushed has a hidden name (except
-//! with `--durability none`). After a power cut or a failed flush, files may therefore be missing, but no file under
-//! its final name contains wrong data.
+//! with `--durability none`). So after a power failure or a failed flush, files may be missing, but no file with a
+//! final name contains wrong data.
 //!
 //! **Invariant:** an item is reported as published only when all of its files and all their parent directories have
 //! their final names. A staging directory never belongs to a later generation than an entry below it.
@@ -59,46 +58,45 @@ use crate::store::failure::FaultCause;
 use crate::store::reports::ThreadReport;
 use zmove_types::Lock;
 
-/// The files that a transfer has written but not yet published, shared by the writers and the publishing thread.
+/// The files that a transfer has written but not published yet. Writers and the publishing thread share this value.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     state: Lock<PublisherState>,
-    /// Notified when the publishing thread has work to do, and when it has completed work.
+    /// Notified if the publishing thread has work to do, and when it has completed work.
     changed: Condvar,
-    /// Notified when a thread has finished sweeping a directory (removing the entries that earlier processes left in
-    /// it).
+    /// Notified when a thread has swept a directory (removed the entries of earlier processes in it).
     sweep_ended: Condvar,
-    /// Held from the start of a flush until everything that it covers has been renamed into place.
+    /// Held from the start of a flush until all entries that it covers were renamed into place.
     cycle: Lock<()>,
-    /// Maximum time that files wait to be published when no further files arrive.
+    /// Maximum time until files are published if no further files arrive.
     idle_max: Duration,
 }
 
 #[derive(Debug, Default)]
 struct PublisherState {
     current: Generation,
-    /// Every staging directory that has not been renamed into place, by its final path.
+    /// All staging directories that were not renamed into place yet, by their final paths.
     staged: HashMap<RelPath, Arc<StagingDirectory>>,
     /// Paths for which a staging directory is being created. A thread that needs one of these directories waits until
     /// it exists.
     beginning: HashSet<RelPath>,
-    /// Directories that this transfer has created and that nothing has been added to yet.
+    /// Directories that this transfer has created and that are still empty.
     fresh: HashSet<RelPath>,
-    /// Directories that are being created, each with the number of its creation. If another thread uses the directory
-    /// before its creation has finished, that thread removes the directory from this map.
+    /// Directories that are being created, each with the number of its creation. A thread that uses such a directory
+    /// before its creation has finished removes it from this map.
     making: HashMap<RelPath, u64>,
     makings: u64,
-    /// Directories that a thread is sweeping (removing the entries that earlier processes left in them).
+    /// Directories that a thread is sweeping (removing the entries of earlier processes).
     sweeping: HashSet<RelPath>,
-    /// Directories that have been swept, by the hash of their path. If two paths have the same hash, only the first is
-    /// swept, and the second is left to the next transfer.
+    /// Swept directories, by the hash of their path. If two paths have the same hash, only the first one is swept, and
+    /// the next transfer sweeps the other.
     swept: HashOnlySet,
-    /// Whether staging directories accept no more files because the current generation is about to be flushed.
+    /// Whether staging directories accept no more files, because the current generation is about to be flushed.
     closing: bool,
-    /// Numbers of the batches that writers are placing. Some of these batches may already have been reported as stored.
+    /// Numbers of the batches that writers are placing. Some of them may already have been reported as stored.
     placing: BTreeSet<u64>,
     placings: u64,
-    /// Number of threads that wait for batches to be placed.
+    /// Number of threads that are waiting until batches are placed.
     waiting: usize,
     requested: bool,
     stopped: bool,
@@ -111,16 +109,15 @@ pub(crate) struct Generation {
     pub(crate) staging: HashMap<RelPath, StagingContents>,
     pub(crate) files: Vec<HiddenFile>,
     pub(crate) large: Vec<WholeFile>,
-    /// Directories in which writers have renamed files into place themselves, without the publisher.
+    /// Directories in which writers have renamed files into place without the publisher.
     pub(crate) renamed_in: HashSet<RelPath>,
-    /// All batches placed in this generation. A batch without files is included too, because its directories may be
-    /// below a staging directory.
+    /// All batches placed in this generation, including batches without files, because their directories may be below a
+    /// staging directory.
     pub(crate) batches: Vec<Arc<PendingBatch>>,
     pub(crate) entries: usize,
     pub(crate) began: Option<Instant>,
     pub(crate) last_added: Option<Instant>,
-    /// Whether a flush has failed since the first part of this generation was written. If so, each file must be
-    /// checked.
+    /// Whether a flush has failed after the start of this generation. If so, each file must be checked.
     pub(crate) suspect: bool,
 }
 
@@ -130,18 +127,18 @@ pub(crate) struct StagingContents {
     pub(crate) staging: Arc<StagingDirectory>,
     pub(crate) writers: usize,
     pub(crate) filled: Vec<SmallFile>,
-    /// Files in the staging directory that are incomplete and could not be removed.
+    /// Incomplete files in the staging directory that could not be removed.
     pub(crate) spoiled: Vec<Name>,
-    /// Whether a writer panicked while it filled the directory. The contents are then unknown.
+    /// Whether a writer has panicked while filling the directory, so that its contents are unknown.
     pub(crate) abandoned: bool,
     pub(crate) _held: StagingCharge,
 }
 
-/// A complete small file that waits for its final name.
+/// A complete small file without its final name.
 #[derive(Debug)]
 pub(crate) struct SmallFile {
     pub(crate) batch: Arc<PendingBatch>,
-    /// Number of the file's entry in its batch.
+    /// Index of the file's entry in its batch.
     pub(crate) entry: u32,
     /// The file's entry in its batch, with the final name of the file.
     pub(crate) file: FileEntry,
@@ -155,13 +152,13 @@ pub(crate) struct HiddenFile {
     pub(crate) small: SmallFile,
 }
 
-/// A complete large file, which was flushed individually unless nothing is flushed.
+/// A complete large file. Unless durability is `none`, it was flushed individually.
 #[derive(Debug)]
 pub(crate) struct WholeFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
     pub(crate) origins: BytesByOrigin,
-    /// Path at the source and root hash of the file. Set only if published files are reported to an observer.
+    /// Path at the source and root hash of the file. Set only if an observer is notified of published files.
     pub(crate) root: Option<(RelPath, Root)>,
     pub(crate) staged: Staged,
     pub(crate) path: RelPath,
@@ -173,7 +170,7 @@ pub(crate) struct WholeFile {
 pub(crate) enum ExpectedState {
     /// The files do not exist at the target, or existing files must be replaced.
     Absent,
-    /// The sender has assumed that the files do not exist, without asking. A file that does exist is kept.
+    /// The sender has assumed that the files do not exist. A file that does exist is kept.
     Unknown,
 }
 
@@ -184,11 +181,11 @@ pub(crate) struct PendingBatch {
     item: ItemId,
     pub(crate) known: ExpectedState,
     faults: Lock<Vec<EntryFault>>,
-    /// Charge for the memory of the batch's names against the key's quota.
+    /// Charge to the key's quota for the memory of the batch's names.
     _held: Option<Charge>,
 }
 
-/// A guard for a writer that fills a staging directory. If a panic drops the guard, the directory is abandoned.
+/// A guard for a writer that fills a staging directory. If the guard is dropped by a panic, the directory is abandoned.
 #[derive(Debug)]
 pub(crate) struct StagingGuard<'a> {
     publisher: &'a Publisher,
@@ -205,51 +202,50 @@ pub(crate) enum WakeReason {
     Stopped,
 }
 
-/// Maximum time that files wait to be published while further files keep arriving. A process that is killed loses the
-/// work of this time. A longer time would not make publishing faster. A shorter time would cost more, because a file
-/// that arrives after its staging directory was closed costs two directory operations instead of one.
+/// Maximum time until files are published while further files arrive. A killed process loses the work of this time. A
+/// longer time would not make publishing faster. A shorter time would cost more: a file that arrives after its staging
+/// directory was closed takes two directory operations instead of one.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(1);
-/// Maximum time that files wait to be published on storage with high latency, while further files keep arriving.
-/// Filling a directory takes seconds on such storage, and a file that arrives after its directory was published costs
-/// three more requests.
+/// The same time for storage with high latency. On such storage, filling a directory takes seconds, and a file that
+/// arrives after its directory was published takes three more requests.
 pub(crate) const WAIT_LATE_MAX: Duration = Duration::from_secs(5);
-/// Memory in bytes for one batch entry, from its decoding until it is published, without the bytes of its name and
-/// path. It covers twice the size of the entry, because a list may have that much spare capacity, and the allocator's
-/// overhead for the entry's two names.
+/// Memory for one batch entry from decoding until publishing, in bytes, without its name and path. It includes twice
+/// the size of the entry, because a list may have that much spare capacity, and the allocator's overhead for the
+/// entry's two names.
 pub(crate) const UNPUBLISHED_BYTES: usize = 3 * ELEMENT_BYTES + ALLOCATION_BYTES;
 const HIDDEN_NAME_BYTES: usize = 80;
 const _: () = assert!(
     2 * size_of::<HiddenFile>() + HIDDEN_NAME_BYTES + 2 * ALLOCATION_BYTES <= UNPUBLISHED_BYTES
 );
-/// Maximum time that files wait to be published when no further files arrive and the sender has other work to do.
+/// Maximum time until files are published if no further files arrive and the sender has other work to do.
 pub(crate) const IDLE_MAX: Duration = Duration::from_millis(200);
-/// Maximum time that files wait to be published in a job of several receivers when no further files arrive. It is
-/// shorter than [`IDLE_MAX`], because the sender waits for the files to be published before it marks an item as done.
+/// The same time for a shared job. It is shorter than [`IDLE_MAX`], because the sender waits for publishing before it
+/// marks an item as done.
 pub(crate) const IDLE_MAX_IN_JOB: Duration = Duration::from_millis(10);
 /// Maximum number of staging directories in one generation. Two generations may be in progress.
 pub(crate) const STAGING_MAX: usize = 128;
 /// Number of large files at which a generation is published early.
 const LARGE_MAX: usize = 64;
-/// Maximum number of new directories to remember. In any further new directory, files are created one by one without a
+/// Maximum number of new directories to remember. In other new directories, files are created one by one without a
 /// staging directory.
 const PATHS_MAX: usize = 16_384;
-/// Maximum length in bytes of a remembered path. Together with [`PATHS_MAX`], it limits the memory for these paths to 8
-/// MiB, regardless of the paths that a sender names.
+/// Maximum length of a remembered path, in bytes. Together with [`PATHS_MAX`], it limits the memory for these paths to
+/// 8 MiB.
 const PATH_BYTES_MAX: usize = 512;
-/// Maximum number of swept directories to remember, at 16 bytes each. Any further directory is swept each time it is
+/// Maximum number of swept directories to remember, at 16 bytes each. Other directories are swept each time they are
 /// opened.
 pub(crate) const SWEPT_MAX: usize = 1 << 18;
 /// Number of entries at which a generation is published early.
 const ENTRIES_EARLY: u64 = UNPUBLISHED_ENTRIES_MAX / 8;
-/// Number of entries at which writers stop until the publisher has taken the generation. Two generations may be in
-/// progress. Together they use half of the unpublished entries that a sender allows.
+/// Number of entries at which writers wait until the publisher takes the generation. Two generations may be in
+/// progress. Together they have at most half of the unpublished entries that a sender allows.
 const ENTRIES_MAX: u64 = UNPUBLISHED_ENTRIES_MAX / 4;
 const ITEMS_EARLY: u64 = UNPUBLISHED_ITEMS_MAX / 8;
 const ITEMS_MAX: u64 = UNPUBLISHED_ITEMS_MAX / 4;
 
 impl SmallFile {
-    /// Creates the record of a written file whose metadata has been set. Drops the extra metadata, because only the
-    /// time of the file is checked again later.
+    /// Creates the record of a written file whose metadata was set. Drops the extra metadata, because only the time of
+    /// the file is checked later.
     pub(crate) fn new(batch: &Arc<PendingBatch>, entry: u32, mut file: FileEntry) -> Self {
         file.metadata.extra = None;
         Self {
@@ -261,7 +257,7 @@ impl SmallFile {
 }
 
 impl Publisher {
-    /// Creates a publisher that publishes files at the latest when no further files have arrived for `idle_max`.
+    /// Creates a publisher. If no further files arrive, it publishes files after `idle_max` at the latest.
     pub(crate) fn new(idle_max: Duration) -> Self {
         Self {
             idle_max,
@@ -275,14 +271,14 @@ impl Publisher {
         while state.beginning.iter().any(|above| covers(above, path)) {
             state = self.wait(state);
         }
-        // A linear search is fast enough: there are few staging directories, and a path may have thousands of
+        // A linear search is fast enough, because there are few staging directories. A path may have thousands of
         // components.
         let covering = state.staged.iter().filter(|(above, _)| covers(above, path));
         let (above, found) = covering.max_by_key(|(above, _)| above.as_bytes().len())?;
         Some((Arc::clone(found.directory()), below(path, above)))
     }
 
-    /// Returns a guard for filling the staging directory of `path`. Returns `None` if that directory does not exist or
+    /// Returns a guard for filling the staging directory of `path`. Returns `None` if the directory does not exist or
     /// accepts no more files.
     pub(crate) fn join(&self, path: &RelPath) -> Option<StagingGuard<'_>> {
         let mut state = self.state.lock();
@@ -306,7 +302,7 @@ impl Publisher {
         }
     }
 
-    /// Creates a staging directory for `path` by calling `begin`, which returns the directory and the charge for its
+    /// Calls `begin` to create a staging directory for `path`. `begin` returns the directory and the charge for its
     /// resources. Returns `None` if no staging directory can be created now, or if `begin` returns `None`.
     pub(crate) fn begin(
         &self,
@@ -347,7 +343,7 @@ impl Publisher {
         Some(self.guard(path, &staging))
     }
 
-    /// Creates a directory by calling `make`, which returns `false` if the directory already exists. The new directory
+    /// Calls `make` to create a directory. `make` returns `false` if the directory already exists. A new directory
     /// counts as fresh unless a thread [uses](Self::mark_used) it before this call returns.
     pub(crate) fn make(
         &self,
@@ -377,14 +373,14 @@ impl Publisher {
         made
     }
 
-    /// Marks a directory as used. Returns whether it was fresh, which means that this transfer has created it and
-    /// nothing has been added to it.
+    /// Marks a directory as used. Returns whether it was fresh, which means that this transfer has created it and has
+    /// not added anything to it.
     pub(crate) fn use_fresh(&self, path: &RelPath) -> bool {
         self.state.lock().fresh.remove(path)
     }
 
-    /// Marks a directory and all of its parents as used, because an entry is about to be added to it. The parents are
-    /// included because missing parents are created first.
+    /// Marks a directory and all its parents as used, because an entry is about to be added to it. Missing parents are
+    /// created first, so they are included.
     pub(crate) fn mark_used(&self, path: &RelPath) {
         let mut state = self.state.lock();
         if state.fresh.is_empty() && state.making.is_empty() {
@@ -400,12 +396,12 @@ impl Publisher {
         self.state.lock().fresh.contains(path)
     }
 
-    /// Sweeps a directory before its first use by calling `sweep`, which removes the entries that earlier processes
-    /// left in it. If another thread is already sweeping the directory, waits for that thread. A directory may be swept
-    /// more than once if there are too many directories to remember.
+    /// Sweeps a directory before its first use: calls `sweep`, which removes the entries of earlier processes. If
+    /// another thread is already sweeping the directory, waits for that thread. A directory may be swept more than once
+    /// if there are too many directories to remember.
     ///
     /// # Errors
-    /// Returns the error of `sweep`. The next call then sweeps the directory again.
+    /// Returns the error of `sweep`. In that case, the next call sweeps the directory again.
     pub(crate) fn sweep(
         &self,
         path: &RelPath,
@@ -432,15 +428,15 @@ impl Publisher {
         Ok(())
     }
 
-    /// Returns the number of failed flushes so far. Before writing a new file, the caller reads this number and later
-    /// passes it to [`add_file`](Self::add_file).
+    /// Returns the number of failed flushes so far. The caller reads it before it writes a new file, and later passes
+    /// it to [`add_file`](Self::add_file).
     pub(crate) fn failed_flushes(&self) -> u64 {
         self.state.lock().failed_flushes
     }
 
-    /// Hands over a small file to be published. `failed_flushes` is the number of failed flushes before the first byte
-    /// of the file was written. A later failed flush may have failed for this file, although the file belonged to no
-    /// generation at that time. The current generation is then marked as suspect.
+    /// Adds a small file to the current generation. `failed_flushes` is the number of failed flushes before the file
+    /// was written. If a flush has failed since then, it may have failed for this file, so the current generation is
+    /// marked as suspect.
     pub(crate) fn add_file(&self, file: HiddenFile, failed_flushes: u64) {
         let mut state = self.state.lock();
         state.current.suspect |= failed_flushes != state.failed_flushes;
@@ -448,7 +444,7 @@ impl Publisher {
         self.touch(&mut state);
     }
 
-    /// Records that a file which was flushed individually has been renamed into place in this directory.
+    /// Records that a file that was flushed individually was renamed into place in this directory.
     pub(crate) fn record_renamed_in(&self, directory: &RelPath) {
         let mut state = self.state.lock();
         if !state.current.renamed_in.contains(directory) {
@@ -457,7 +453,7 @@ impl Publisher {
         self.touch(&mut state);
     }
 
-    /// Hands over a large file to be published.
+    /// Adds a large file to the current generation.
     pub(crate) fn add_large(&self, file: WholeFile) {
         let mut state = self.state.lock();
         state.current.large.push(file);
@@ -466,7 +462,7 @@ impl Publisher {
         self.request_if_full(&mut state);
     }
 
-    /// Marks the start of placing a batch. The end is marked when the returned value is dropped.
+    /// Records that a writer has begun to place a batch. Dropping the returned value records the end.
     pub(crate) fn begin_batch(&self) -> Placing<'_> {
         let mut state = self.state.lock();
         state.placings += 1;
@@ -475,7 +471,7 @@ impl Publisher {
         Placing(self, number)
     }
 
-    /// Waits until writers have finished placing all batches that were started before this call.
+    /// Waits until writers have placed all batches that were begun before this call.
     pub(crate) fn wait_until_placed(&self) {
         let mut state = self.state.lock();
         let last = state.placings;
@@ -486,8 +482,8 @@ impl Publisher {
         state.waiting -= 1;
     }
 
-    /// Hands over a batch of `entries` entries that has been placed. The batch is reported after everything that was
-    /// handed over earlier has been published. Blocks while too many entries or batches are unpublished.
+    /// Adds a placed batch with `entries` entries to the current generation. The batch is reported after all earlier
+    /// work was published. Blocks while too many entries or batches are unpublished.
     pub(crate) fn batch_placed(&self, batch: Arc<PendingBatch>, entries: usize) {
         let mut state = self.state.lock();
         state.current.batches.push(batch);
@@ -507,7 +503,7 @@ impl Publisher {
         self.changed.notify_all();
     }
 
-    /// Waits until the publishing thread has work to do, but at most for `pause`.
+    /// Waits until the publishing thread has work to do, but not longer than `pause`.
     pub(crate) fn next(&self, pause: Duration) -> WakeReason {
         let latest = Instant::now() + pause;
         let mut state = self.state.lock();
@@ -532,7 +528,7 @@ impl Publisher {
         }
     }
 
-    /// Returns whether unpublished files have waited long enough to be published now.
+    /// Returns whether unpublished files must be published now.
     pub(crate) fn is_due(&self, wait_max: Duration) -> bool {
         let current = &self.state.lock().current;
         let longer =
@@ -541,7 +537,7 @@ impl Publisher {
     }
 
     /// Records that work was added to the current generation. The first work of a generation wakes the publishing
-    /// thread, because that thread might otherwise sleep too long.
+    /// thread, which might otherwise sleep too long.
     fn touch(&self, state: &mut PublisherState) {
         if state.current.touch() {
             self.changed.notify_all();
@@ -557,15 +553,15 @@ impl Publisher {
         }
     }
 
-    /// Records a failed flush. Data written so far may not be on the storage, even if the next flush succeeds.
+    /// Records a failed flush. Data that was written so far may be lost, even if the next flush succeeds.
     pub(crate) fn suspect(&self) {
         let mut state = self.state.lock();
         state.failed_flushes += 1;
         state.current.suspect = true;
     }
 
-    /// Takes the current generation, which contains everything that was handed over so far. First waits for writers
-    /// that are filling a staging directory.
+    /// Removes and returns the current generation, which contains everything that was added so far. First waits for
+    /// writers that are filling a staging directory.
     pub(crate) fn take_generation(&self) -> Generation {
         let mut state = self.state.lock();
         state.closing = true;
@@ -623,7 +619,7 @@ impl Drop for Placing<'_> {
     }
 }
 
-/// A guard that removes a path from `beginning` when it is dropped, whether or not the staging directory was created.
+/// Removes a path from `beginning` on drop, whether or not the staging directory was created.
 struct BeginningGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -637,8 +633,8 @@ impl Drop for BeginningGuard<'_> {
 }
 
 impl StagingGuard<'_> {
-    /// Hands over the files that the writer has created in the staging directory. `spoiled` lists incomplete files that
-    /// could not be removed from it.
+    /// Adds the files that the writer has created in the staging directory to the current generation. `spoiled` lists
+    /// incomplete files that could not be removed.
     pub(crate) fn leave(mut self, filled: Vec<SmallFile>, spoiled: Vec<Name>) {
         self.has_left = true;
         self.end(|filling| {
@@ -654,9 +650,8 @@ impl StagingGuard<'_> {
             book(filling);
             filling.writers -= 1;
         }
-        // Notify only if `take_generation` is waiting or if these are the first files of a generation. Writers call
-        // this function after every few files. Each notification would wake the publishing thread even if it has
-        // nothing to do yet.
+        // The thread is notified only if `take_generation` is waiting or if these are the first files of a generation.
+        // Writers call this function after every few files, and the publishing thread would often wake up without work.
         let is_waited_for = current.touch() || state.closing;
         drop(state);
         if is_waited_for {
@@ -673,7 +668,7 @@ impl Drop for StagingGuard<'_> {
     }
 }
 
-/// Marks a directory as being swept until the guard is dropped.
+/// Marks a directory as being swept, until the guard is dropped.
 struct SweepGuard<'a> {
     publisher: &'a Publisher,
     path: &'a RelPath,
@@ -726,30 +721,30 @@ impl PendingBatch {
         })
     }
 
-    /// Records that one of the batch's entries cannot be placed or published.
+    /// Records that an entry of the batch could not be placed or published.
     pub(crate) fn fault(&self, entry: u32, cause: FaultCause) {
         self.faults.lock().push(cause.of_entry(entry));
     }
 
-    /// Returns the report for this batch if this was the last reference to it. Otherwise returns `None`.
+    /// Returns the report for this batch if this was the last reference to it, or `None` otherwise.
     pub(crate) fn release(self: Arc<Self>) -> Option<ThreadReport> {
         let Self { item, faults, .. } = Arc::into_inner(self)?;
         Some(ThreadReport::Published(item, faults.into_inner()))
     }
 
-    /// Returns the faults that have been recorded so far.
+    /// Returns the faults recorded so far.
     pub(crate) fn faults(&self) -> Vec<EntryFault> {
         self.faults.lock().clone()
     }
 }
 
-/// Returns whether `path` is `above` or lies below it.
+/// Returns whether `path` is `above` or is below it.
 pub(crate) fn covers(above: &RelPath, path: &RelPath) -> bool {
     let rest = path.as_bytes().strip_prefix(above.as_bytes());
     rest.is_some_and(|rest| above.is_root() || rest.is_empty() || rest.starts_with(b"/"))
 }
 
-/// Returns `path`, or its nearest parent if `path` is too long to be remembered.
+/// Returns `path`, or its nearest parent that is short enough to be remembered.
 fn remembered_of(path: &RelPath) -> Option<RelPath> {
     let bytes = path.as_bytes();
     if bytes.len() <= PATH_BYTES_MAX {
@@ -761,7 +756,7 @@ fn remembered_of(path: &RelPath) -> Option<RelPath> {
     RelPath::from_bytes(&bytes[..end]).ok()
 }
 
-/// Returns the rest of `path` after its prefix `above`.
+/// Returns the part of `path` after its prefix `above`.
 pub(crate) fn below(path: &RelPath, above: &RelPath) -> RelPath {
     let rest = &path.as_bytes()[above.as_bytes().len()..];
     RelPath::from_bytes(rest.strip_prefix(b"/").unwrap_or(rest))

@@ -1,4 +1,4 @@
-//! Data that is written while a flush is in progress.
+//! Tests of data that is written during a flush.
 
 use std::path::Path;
 use std::thread;
@@ -15,13 +15,13 @@ use crate::store::placer::tests::{begin, files, transfer_with_journals};
 use crate::store::publishing::publisher::Publisher;
 use crate::store::target::file_systems::FileSystems;
 
-/// A flush whose end and result are controlled by the test.
+/// A flush whose end and result the test controls.
 struct HeldFlush {
     began: Receiver<()>,
     ends: Sender<Result<(), Errno>>,
 }
 
-/// Creates a transfer whose flushes are controlled by the test.
+/// Creates a transfer whose flushes the test controls.
 fn with_held_flushes(home: &Path, journals: &Path) -> (Transfer, HeldFlush) {
     let (begins, began) = bounded(0);
     let (ends, ended) = bounded(0);
@@ -56,7 +56,7 @@ impl HeldFlush {
     }
 }
 
-/// A failed flush may also have failed for data of the next generation. The kernel reports the failure only once.
+/// A failed flush may also have failed for data of the next generation, and the kernel reports the failure only once.
 #[test]
 fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storage() {
     let (home, journals) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -73,7 +73,7 @@ fn what_was_written_while_a_flush_failed_gets_no_name_if_it_is_not_on_the_storag
         .unwrap()
         .unwrap()
         .path();
-    // Change the data as if it had not reached the storage.
+    // The data is changed as if it had not reached the storage.
     std::fs::write(hidden, "0").unwrap();
     flush.publish(&transfer, Ok(()), || ());
     assert_eq!(batch.faults().len(), 1);
@@ -132,7 +132,7 @@ fn a_group_that_was_written_during_a_flush_does_not_count_as_flushed() {
     assert_eq!(flushed(), [true, true]);
 }
 
-/// In a job of several receivers, the sender waits until files are published.
+/// In a shared job, the sender waits until files are published.
 #[test]
 fn the_thread_that_publishes_wakes_soon_after_the_first_file_of_a_generation() {
     let publisher = Publisher::new(Duration::from_millis(1));

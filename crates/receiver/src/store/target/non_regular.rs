@@ -278,7 +278,7 @@ impl TargetTree {
         let link = hold_new(directory.as_fd(), name, FileType::Symlink)?;
         let permit = self.tree.lease().permit()?;
         let mut misses = wanted.set(permit, Descriptor::PathOnly(link.as_fd()), &self.proven)?;
-        misses.retain(|miss| miss.kind != MetadataKinds::TIMES); // counted already
+        misses.retain(|miss| miss.kind != MetadataKinds::TIMES); // already counted
         self.view.policy.note(&wanted, &misses, at);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Tests of the files that are removed with a journal, and of the files that are kept.
+//! Tests which files are removed with a journal, and which are kept.
 
 use super::*;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -11,7 +11,7 @@ const ALL: CleanRule = CleanRule {
     roots: None,
 };
 
-/// A target with one part file, and the directory of the journal that lists it.
+/// A target with one part file, and the directory with the journal that lists it.
 struct Scene {
     home: tempfile::TempDir,
 }
@@ -49,7 +49,7 @@ impl Scene {
         }
     }
 
-    /// Returns the part with its present inode and birth time.
+    /// Returns the part with its current inode and birth time.
     fn part(&self) -> PartFile {
         let stat = self.part_file().metadata().unwrap();
         let born = birth_of(fs::File::open(self.part_file()).unwrap());
@@ -227,7 +227,7 @@ fn what_is_young_or_in_use_is_not_touched() {
             .set_modified(time)
             .unwrap()
     };
-    // The journal is dated in the future, as by a wrong clock.
+    // A wrong clock has given the journal a time in the future.
     at(SystemTime::now() + Duration::from_secs(7200));
     assert!(clean(&scene.journals(), &hour).unwrap().is_empty());
     let dry_run = CleanRule {
@@ -305,7 +305,7 @@ fn after_a_reboot_a_part_is_known_by_its_birth() {
         if !born {
             part.born = Timestamp::default();
         } else if part.born == Timestamp::default() {
-            continue; // this file system does not tell
+            continue; // this file system stores no time of birth
         }
         let records = [Record::Begin(begin, BootId([1; 16])), Record::Part(1, part)];
         fs::write(
@@ -319,7 +319,7 @@ fn after_a_reboot_a_part_is_known_by_its_birth() {
     }
 }
 
-/// A journal is an ordinary file. A user who can write to it can enter any name.
+/// A journal is an ordinary file, so a user with write access can enter any name.
 #[test]
 fn a_name_that_no_part_has_is_left() {
     for name in [

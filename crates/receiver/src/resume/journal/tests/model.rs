@@ -15,7 +15,7 @@ enum Event {
 
 type Groups = BTreeMap<u32, (Cv, usize)>;
 
-/// The expected state. Each group has the number of the event that set it; zero once it is flushed.
+/// The expected state. Each group has the number of the event that recorded it, or zero if it was flushed.
 #[derive(Debug, Default)]
 struct Model {
     files: BTreeMap<u64, (PartFile, Groups)>,
@@ -88,7 +88,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Writes all events to a journal and reads it back. Calls `anew` with the journal before each event.
+/// Writes all events to a journal and reads the journal back. Calls `anew` with the journal before each event.
 fn told(events: &[Event], anew: impl Fn(&Journal)) -> Vec<UnfinishedFile> {
     let (_home, directory) = home();
     let journal = Journal::create(&directory, &begin(1)).unwrap();

@@ -1,5 +1,4 @@
-//! Tests of a transfer that resumes from the temporary file of a changed file while the file's old version still
-//! exists.
+//! Tests of a transfer that resumes from the temporary file of a changed file while the old version still exists.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -49,7 +48,7 @@ impl World {
         self.home.path().join("target/large")
     }
 
-    /// Writes the old version. Group number `i` consists of the byte `groups[i]`, repeated.
+    /// Writes the old version. Group `i` consists of the repeated byte `groups[i]`.
     fn write_old(&self, groups: &[u8]) {
         let contents: Vec<_> = groups.iter().flat_map(|byte| block(*byte)).collect();
         std::fs::write(self.old(), contents).unwrap();
@@ -62,8 +61,8 @@ impl World {
         transfer
     }
 
-    /// Runs a transfer that is interrupted after it has received `groups`. The groups in `besides` are written too, but
-    /// not recorded in the journal.
+    /// Runs a transfer that is interrupted after it has received `groups`. Also writes the groups in `besides`, without
+    /// recording them in the journal.
     fn break_off(&self, groups: &[(u32, u8)], besides: &[(u32, u8)]) {
         let transfer = self.transfer(1);
         let directory = transfer
@@ -240,8 +239,8 @@ fn of_an_old_version_that_is_replaced_or_gone_only_what_is_still_there_is_kept()
         },
     ] {
         let world = World::new();
-        // The second group is in the part (the temporary file) but not in the journal. It may come from a clone, or
-        // from a write that was not recorded.
+        // The part (temporary file) contains the second group, but its journal does not. The group may come from a
+        // clone, or from a write that was not recorded.
         world.break_off(&[(1, 12)], &[(2, 3)]);
         let transfer = world.transfer(2);
         let (file, _) = world.declare(&transfer);
@@ -280,7 +279,7 @@ fn a_part_alone_goes_on_as_what_it_is() {
         (vec![Verdict::Resume], 0)
     );
     world.write_old(&[1, 2, 3, 4]);
-    // End the transfer, so that the next transfer can take over its journals.
+    // The transfer ends here, so that the next transfer can take over its journals.
     drop(transfer);
     let mut never = world.transfer(3);
     never.target.view.policy.rules.delta = false;
@@ -309,7 +308,7 @@ fn groups_that_are_holes_in_the_old_version_are_not_looked_at() {
     assert_eq!(groups(GROUP_BYTES), [(0, whole)]);
 }
 
-/// The request claims a length that the file does not have.
+/// The request claims a much larger size than that of the file.
 #[test]
 fn a_request_of_four_thousand_million_groups_costs_what_is_there() {
     let world = World::new();
