@@ -8,6 +8,7 @@
 //! file.
 
 pub(crate) mod bare;
+mod memory;
 mod nodes;
 mod open_files;
 mod operations;
@@ -141,6 +142,7 @@ impl Late {
             maximum,
         };
         setrlimit(Resource::Nofile, limit).context("failed to raise the limit of descriptors")?;
+        memory::map_large_buffers();
         let operations = Arc::new(Operations::default());
         let served = Passthrough::new(over, delays, special, Arc::clone(&operations))
             .with_context(|| format!("failed to open {}", over.display()))?;

@@ -1,7 +1,7 @@
 //! Opens a TUN device that delivers whole offloaded segments.
 //!
 //! `hosts.rs` calls this on a thread that has joined the namespace of the device. The returned file works on any
-//! thread. This module contains the only unsafe code of the crate: two ioctls without a safe wrapper.
+//! thread. This module contains two ioctls without a safe wrapper.
 #![expect(
     unsafe_code,
     reason = "TUNSETIFF and TUNSETOFFLOAD have no safe wrapper"
