@@ -507,22 +507,46 @@ fn give_all(path: &Path, number: u32) {
     }
 }
 
-/// The parent directory of all sites.
+/// The parent directory of the sites of the calling case.
+///
+/// Cases about processes, connections, hosts and screens keep their files in memory, where creating and removing a file
+/// costs a fraction of the CPU time. Cases about sources, targets and security need a file system on a disk.
+fn directory_of_sites() -> &'static Path {
+    static IN_MEMORY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+        let memory = Path::new("/dev/shm");
+        let status = rustix::fs::statvfs(memory).ok()?;
+        let has_space = status.f_bavail * status.f_frsize >= 4 << 30;
+        (has_space && is_tmpfs(memory)).then(|| parent_of_sites(memory))
+    });
+    static ON_DISK: LazyLock<PathBuf> = LazyLock::new(|| parent_of_sites(&std::env::temp_dir()));
+    let is_about_files = std::thread::current()
+        .name()
+        .and_then(|case| case.split("::").next())
+        .is_none_or(|theme| ["sources", "targets", "security"].contains(&theme));
+    match &*IN_MEMORY {
+        Some(path) if !is_about_files => path,
+        _ => &ON_DISK,
+    }
+}
+
+fn is_tmpfs(path: &Path) -> bool {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    rustix::fs::statfs(path).is_ok_and(|status| u64::try_from(status.f_type) == Ok(TMPFS_MAGIC))
+}
+
+/// Creates a directory for sites below `directory`.
 ///
 /// Ext4 spreads the subdirectories of this directory over the whole file system. Without a journal, ext4 checks every
 /// recently deleted inode nearby before it creates a file, which took a quarter of the processor time of all cases.
-fn directory_of_sites() -> &'static Path {
-    static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
-        let user = rustix::process::geteuid().as_raw();
-        let path = std::env::temp_dir().join(format!("zmove-e2e-{user}"));
-        std::fs::create_dir_all(&path).unwrap();
-        set_mode(&path, 0o755);
-        let directory = std::fs::File::open(&path).unwrap();
-        if let Ok(flags) = rustix::fs::ioctl_getflags(&directory) {
-            // Only ext4 supports and needs the flag.
-            let _refused = rustix::fs::ioctl_setflags(&directory, flags | IFlags::TOPDIR);
-        }
-        path
-    });
-    &PATH
+fn parent_of_sites(directory: &Path) -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    let path = directory.join(format!("zmove-e2e-{user}"));
+    std::fs::create_dir_all(&path).unwrap();
+    set_mode(&path, 0o755);
+    let directory = std::fs::File::open(&path).unwrap();
+    if let Ok(flags) = rustix::fs::ioctl_getflags(&directory) {
+        // Only ext4 supports and needs the flag.
+        let _refused = rustix::fs::ioctl_setflags(&directory, flags | IFlags::TOPDIR);
+    }
+    path
 }
