@@ -9,7 +9,7 @@ default:
 # formatting and lints
 check:
     cargo fmt --all --check
-    cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy --workspace --all-targets --features zmove-fuzz/libfuzzer --locked -- -D warnings
 
 # all tests; as root, including those that need namespaces
 test:
