@@ -20,6 +20,7 @@
 
 mod cache;
 mod close;
+mod exit;
 mod op;
 mod probe;
 mod registered_buffers;
@@ -29,6 +30,7 @@ mod xattr_names;
 
 pub use cache::cached_bytes;
 pub use close::close;
+pub use exit::exit_without_destructors;
 pub use op::Span;
 pub use probe::Unavailable;
 pub use ring::{Ring, RingConfig};
