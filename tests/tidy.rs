@@ -39,6 +39,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "tools",
             "transport",
             "types",
+            "uring",
             "watch",
             "wire",
         ],

@@ -17,7 +17,6 @@ mod signals;
 mod value;
 
 use std::ffi::{OsStr, OsString};
-use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -32,8 +31,8 @@ use commands::{
 use display::{failures, output, terminal};
 use value::exit::{self, Exit};
 
-/// Runs the command line and returns the exit code.
-pub fn main() -> ExitCode {
+/// Runs the command line and ends the process.
+pub fn main() -> ! {
     let started = Instant::now();
     let words: Vec<_> = std::env::args_os().collect();
     // Parsing the command line needs more stack than the lowest possible limits allow.
@@ -41,21 +40,25 @@ pub fn main() -> ExitCode {
         Ok(()) => run(words, started),
         Err(error) => fail(&error, asks_for_events(&words)),
     };
-    match output::end() {
+    let code = match output::end() {
         Ok(()) => code,
         Err(error) => {
             terminal::warn(format_args!("write the output: {error}"));
             // If the command itself has failed, its exit code is more important than a failure of standard output.
-            if code == ExitCode::SUCCESS {
+            if code == u8::from(Exit::Done) {
                 Exit::File.into()
             } else {
                 code
             }
         }
-    }
+    };
+    // Threads may still run, for example one that dials by QUIC. The TLS library's destructor makes the library abort
+    // the process as soon as a thread requests its first random numbers, so no destructor may run.
+    zmove_uring::exit_without_destructors(code)
 }
 
-fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
+/// Runs a command and returns the exit code.
+fn run(words: Vec<OsString>, started: Instant) -> u8 {
     let asks_for_events = asks_for_events(&words);
     let args = match Args::read(words) {
         Ok(args) => args,
@@ -63,13 +66,13 @@ fn run(words: Vec<OsString>, started: Instant) -> ExitCode {
             if asks_for_events && error.use_stderr() {
                 failures::print_end(&exit::parse_error(&error), Exit::Usage);
             }
-            return exit::usage(error);
+            return exit::usage(error).into();
         }
     };
     let is_json = args.command.prints_events();
     let files = settings::hosts_that_are_files(args.command.paths());
     let done = match ownership::settle(&args.command) {
-        Ok(Some(code)) => return code.into(),
+        Ok(Some(code)) => return code,
         Ok(None) => run_here(args.command, started),
         Err(error) => Err(error),
     };
@@ -94,7 +97,7 @@ fn hint_at_file(path: &OsStr) {
 }
 
 /// Reports an error that ends the command, and returns its exit code.
-fn fail(error: &anyhow::Error, is_json: bool) -> ExitCode {
+fn fail(error: &anyhow::Error, is_json: bool) -> u8 {
     terminal::warn(terminal::causes(error));
     let exit = Exit::of(error);
     if is_json {
@@ -103,7 +106,7 @@ fn fail(error: &anyhow::Error, is_json: bool) -> ExitCode {
     exit.into()
 }
 
-fn run_here(command: Command, started: Instant) -> Result<ExitCode> {
+fn run_here(command: Command, started: Instant) -> Result<u8> {
     settings::prepare_process();
     let done = match command {
         Command::AsUser(args) => {

@@ -1,5 +1,5 @@
 //! The `zmove` binary. All code is in the library.
 
-fn main() -> std::process::ExitCode {
+fn main() -> ! {
     zmove_cli::main()
 }

@@ -1,10 +1,16 @@
 //! The same failure has the same exit code in every command, as listed in the table "Exit codes" of the guide.
 
+use std::net::UdpSocket;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::commands::jobs::Yard;
-use crate::support::command::Outcome;
-use crate::support::harness::Site;
+use crate::support::command::{LinesOf, Outcome, ZMOVE, Zmove, finish};
+use crate::support::harness::{Site, skip};
 use crate::support::ports::free_address;
 use crate::support::tree::paint;
+use crate::targets::faults::can_inject;
 
 /// Number of the first job of a yard, which succeeds.
 const BEFORE: &str = "1";
@@ -94,6 +100,34 @@ fn an_unreachable_host_exits_with_10() {
     .expect(10);
     yard.run(&["clean", "--accept-new", &format!("{}:x", nobody())])
         .expect(10);
+}
+
+/// A thread that dials by QUIC may request its first random numbers after the command has ended.
+#[test]
+fn an_interrupted_command_exits_with_20_although_a_thread_still_dials() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing delays a system call");
+    }
+    let site = Site::local();
+    paint(site.source().join("f"), 10);
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    // With `-D`, the traced program keeps the process id of the child.
+    let mut command = Command::new("strace");
+    command
+        .args(["-D", "-f", "-qq", "-o", "/dev/stdout"])
+        .args(["-e", "trace=connect,getrandom,exit_group"])
+        .args(["-e", "inject=getrandom:delay_enter=300000"])
+        .args(["-e", "inject=exit_group:delay_enter=4000000"])
+        .args([ZMOVE, "push", "--accept-new", "--transport", "quic"])
+        .arg(site.contents())
+        .arg(format!("{}:x", silent.local_addr().unwrap()))
+        .env("ZMOVE_HOME", site.path("client"));
+    let mut push = Zmove(command).start();
+    let calls = LinesOf::new(&mut push);
+    calls.wait_for(|call| call.contains("connect("));
+    let pid = Pid::from_raw(i32::try_from(push.id()).unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    finish(push).expect(20);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::ffi::{CString, OsStr};
 use std::fs;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::{ROOT, Uid, User};
@@ -109,11 +109,8 @@ pub(crate) fn close_inherited(sockets: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs `zmove as-user`: becomes the user, then runs the command.
-pub(crate) fn run_as(
-    args: AsUserArgs,
-    command: impl FnOnce(AsUserArgs) -> ExitCode,
-) -> Result<ExitCode> {
+/// Runs `zmove as-user`: becomes the user, then runs the command. Returns the exit code of the command.
+pub(crate) fn run_as(args: AsUserArgs, command: impl FnOnce(AsUserArgs) -> u8) -> Result<u8> {
     let user = args.user;
     if !is_root() || user == 0 {
         return Err(usage_error(format!(

@@ -1,7 +1,5 @@
 //! Exit codes, which resemble the exit codes of rsync.
 
-use std::process::ExitCode;
-
 use zmove_engine::{
     ConnectError, ConnectFault, LocationError, OverlapError, PullError, PushError, SourcesError,
 };
@@ -221,14 +219,14 @@ pub(crate) fn verdict(exit: i32) -> AttemptVerdict {
     }
 }
 
-impl From<Exit> for ExitCode {
+impl From<Exit> for u8 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "the codes are small"
     )]
     fn from(exit: Exit) -> Self {
-        Self::from(exit as i32 as u8)
+        exit as i32 as Self
     }
 }
 
@@ -301,16 +299,16 @@ pub(crate) fn parse_error(error: &clap::Error) -> anyhow::Error {
 }
 
 /// Prints clap's message. Returns success for help and version texts, and a usage error for any other message.
-pub(crate) fn usage(mut error: clap::Error) -> ExitCode {
+pub(crate) fn usage(mut error: clap::Error) -> Exit {
     habits::hint(&mut error);
     let printed = error.print();
     if error.use_stderr() {
         // A closed terminal is not a failure, so the error is ignored.
         let _terminal_gone = printed;
-        Exit::Usage.into()
+        Exit::Usage
     } else {
         output::note(printed);
-        Exit::Done.into()
+        Exit::Done
     }
 }
 

@@ -26,7 +26,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,8 +71,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between searches for abandoned journals.
 const JOURNALS_EVERY: Duration = Duration::from_secs(60 * 60);
 
-/// Runs `zmove serve` until a signal ends it.
-pub(crate) fn run(mut args: ServeArgs) -> Result<ExitCode> {
+/// Runs `zmove serve` until a signal ends it. Returns the exit code.
+pub(crate) fn run(mut args: ServeArgs) -> Result<u8> {
     if is_root() {
         close_inherited(service::sockets_count())?;
     }
@@ -103,7 +102,7 @@ pub(crate) fn run(mut args: ServeArgs) -> Result<ExitCode> {
     };
     adopt_environment(&user)?;
     if let Some(code) = run_apart(args.apart_from)? {
-        return Ok(code.into());
+        return Ok(code);
     }
     let bound = Bound::new(&config);
     become_user(&user)?;

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -18,11 +17,11 @@ use crate::display::terminal;
 use crate::ownership::{self, become_user, run_apart};
 use crate::value::exit::Exit;
 
-/// Runs `zmove serve --check`.
+/// Runs `zmove serve --check`. Returns the exit code.
 ///
 /// # Errors
 /// Returns an error if this process cannot leave the terminal.
-pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<ExitCode> {
+pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<u8> {
     let mut faults = Vec::new();
     if let Err(error) = own.require_root_settings() {
         // Root must not read files from this directory, because another user can change it.
@@ -38,7 +37,7 @@ pub(super) fn run(args: &ServeArgs, own: &DaemonPaths) -> Result<ExitCode> {
         && ownership::is_root()
         && let Some(code) = run_apart(args.apart_from)?
     {
-        return Ok(code.into());
+        return Ok(code);
     }
     if config.confine == ConfineArg::On
         && let Err(error) = confinement::possible()
