@@ -206,7 +206,9 @@ impl SharedJobDirectory {
         })
     }
 
-    /// Ends the job and removes its directory from the target. This operation is idempotent: the caller may retry it.
+    /// Ends the job and removes its directory from the target. Continues as long as entries can be removed, and gives
+    /// up after no entry was removed for `patience`. The caller may repeat the call if the result of an earlier call is
+    /// unknown.
     ///
     /// # Errors
     /// Returns the system's error.
@@ -217,7 +219,7 @@ impl SharedJobDirectory {
         job: SharedJobId,
         patience: Duration,
     ) -> io::Result<()> {
-        self.clear(patience)?;
+        self.clear(patience, || false)?;
         // The next session at this target removes any remaining entries.
         let _best_effort = self.remove(lease, root, job, patience);
         Ok(())
@@ -254,12 +256,12 @@ impl SharedJobDirectory {
         patience: Duration,
     ) -> io::Result<()> {
         let began = Instant::now();
+        let should_stop = || began.elapsed() > patience;
         loop {
-            self.clear(patience)?;
+            self.clear(patience, should_stop)?;
             match Self::try_to_remove(lease, root, job) {
                 Err(error)
-                    if error.kind() == io::ErrorKind::DirectoryNotEmpty
-                        && began.elapsed() < patience => {}
+                    if error.kind() == io::ErrorKind::DirectoryNotEmpty && !should_stop() => {}
                 removed => return removed,
             }
         }
@@ -294,8 +296,9 @@ impl SharedJobDirectory {
         Ok(())
     }
 
-    /// Removes all entries of the directory. The proof is removed last.
-    fn clear(&self, patience: Duration) -> io::Result<()> {
+    /// Removes the entries of the directory, the proof last. Fails once no entry was removed for `patience`, or once
+    /// `should_stop` returns true.
+    fn clear(&self, patience: Duration, should_stop: impl Fn() -> bool) -> io::Result<()> {
         let entries = match Dir::read_from(&self.directory) {
             Err(Errno::NOENT | Errno::STALE) => return Ok(()),
             entries => entries?,
@@ -306,23 +309,27 @@ impl SharedJobDirectory {
             if let Ok(name) = Name::from_bytes(name)
                 && name != self.parts
             {
-                remove_with_retries(&self.directory, &name, patience)?;
+                remove_with_retries(&self.directory, &name, patience, &should_stop)?;
             }
         }
-        remove_with_retries(&self.directory, &self.parts, patience)
+        remove_with_retries(&self.directory, &self.parts, patience, &should_stop)
     }
 }
 
 /// Removes a directory recursively, and retries if entries are added in the meantime.
-fn remove_with_retries(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -> io::Result<()> {
-    let began = Instant::now();
+fn remove_with_retries(
+    parent: &Arc<OwnedFd>,
+    name: &Name,
+    patience: Duration,
+    should_stop: &impl Fn() -> bool,
+) -> io::Result<()> {
+    let mut last_progress = Instant::now();
     let tree = Tree::at(Arc::clone(parent));
     loop {
         let mut failed = None;
-        let should_stop = || began.elapsed() > patience;
         let names = std::iter::once(name);
         let fails = |_path, error| failed = Some(error);
-        remove_entries_within(
+        let removed = remove_entries_within(
             &RemovalBudget::new(u64::MAX),
             should_stop,
             &tree,
@@ -330,10 +337,15 @@ fn remove_with_retries(parent: &Arc<OwnedFd>, name: &Name, patience: Duration) -
             names,
             fails,
         );
+        if removed > 0 {
+            last_progress = Instant::now();
+        }
         match number_at(parent, name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
-            Ok(_) if began.elapsed() < patience => std::thread::sleep(RETRY_INTERVAL),
+            Ok(_) if last_progress.elapsed() < patience && !should_stop() => {
+                std::thread::sleep(RETRY_INTERVAL)
+            }
             Ok(_) => return Err(failed.unwrap_or_else(|| Errno::NOTEMPTY.into())),
         }
     }
@@ -440,6 +452,18 @@ mod tests {
             matches!(refused, Err(SharedJobError::NotUnderWay)),
             "{refused:?}"
         );
+    }
+
+    /// Removing many entries takes a busy host longer than the patience for a removal that makes no progress.
+    #[test]
+    fn a_job_is_closed_as_long_as_entries_can_be_removed() {
+        let (home, root) = place();
+        let session = begin(&root, "a");
+        create(&session).unwrap();
+        let directory = job(&root);
+        let closed = directory.close(&Lease::constant(), &root, JOB, Duration::ZERO);
+        closed.unwrap();
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn what_is_left_of_a_job_that_has_ended_is_not_under_way_and_goes() {
         let (home, root) = place();
-        job(&root).clear(NOT_LONG).unwrap();
+        job(&root).clear(NOT_LONG, || false).unwrap();
         let refused = SharedJobDirectory::open(&root, JOB, Beginning::UnderWay);
         assert!(
             matches!(refused, Err(SharedJobError::Foreign)),
