@@ -282,11 +282,13 @@ impl<'a> Placer<'a> {
             // Other users may rename entries of the parent directory, so a staging directory in it would not be safe.
             // The existing entry is removed now.
             if error.as_ref().and_then(Errno::from_io_error) == Some(Errno::PERM) {
-                return StagingDirectory::remove_existing(
-                    transfer.target.tree.lease(),
-                    &parent,
-                    name,
-                );
+                let lease = transfer.target.tree.lease();
+                let removed = StagingDirectory::remove_existing(lease, &parent, name);
+                // Another thread may have removed the entry, and may have created the directory since then.
+                return match self.directories.open(path) {
+                    Err(error) if is_in_the_way(&error) => removed,
+                    _ => Ok(()),
+                };
             }
             if let Some(error) = error {
                 return Err(error);

@@ -191,6 +191,25 @@ fn directory_entry(directory: &str, text: &str) -> DirectoryGroup {
     }
 }
 
+/// Two threads find a file where they need a directory. Other users may rename entries of the parent, so no staging
+/// directory can be created.
+#[test]
+fn an_entry_that_another_thread_has_replaced_by_a_directory_is_no_failure() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(home.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let there = home.path().join("new");
+    let transfer = transfer(home.path());
+    let mut placer = Placer::new(&transfer);
+    let mut stage = || placer.stage_at(&RelPath::root(), &path("new"), &name("new"));
+    std::fs::write(&there, "x").unwrap();
+    stage().unwrap();
+    assert!(!there.exists(), "the entry is removed at once");
+    stage().unwrap();
+    std::fs::create_dir(&there).unwrap();
+    stage().unwrap();
+    assert!(there.is_dir());
+}
+
 #[test]
 fn two_transfers_that_fill_one_new_directory_both_succeed() {
     let home = tempfile::tempdir().unwrap();
