@@ -32,7 +32,7 @@ use crate::push::echoes::UnendedSession;
 pub struct Run {
     pub(crate) started: Instant,
     cpu_started: Duration,
-    /// ID of the first session's transfer.
+    /// ID of the first session's transfer, or of the run that this process continues.
     id: Option<TransferId>,
     /// The results of the sessions so far.
     pub standing: RunState,
@@ -132,7 +132,12 @@ impl Run {
         }
     }
 
-    /// Excludes the time of a prompt before a session from the duration of the run. `asked` is the length of that time.
+    /// Continues the run with this ID, which an earlier process may have begun.
+    pub fn join(&mut self, id: TransferId) {
+        self.id = Some(id);
+    }
+
+    /// Subtracts the time spent asking the user a question before a session from the duration of the run.
     pub fn exclude_prompt_time(&mut self, asked: Duration) {
         self.started += asked;
     }
@@ -145,8 +150,8 @@ impl Run {
         Arc::clone(self.walk_record.get_or_insert_with(begin))
     }
 
-    /// Returns the ID by which the receiver recognizes the run. It is the ID of the run's first transfer, which may be
-    /// `transfer` itself.
+    /// Returns the ID by which the receiver recognizes the run. Unless an earlier process has begun the run, it is the
+    /// ID of the run's first transfer, which may be `transfer` itself.
     pub(crate) fn id(&mut self, transfer: TransferId) -> [u8; 16] {
         self.id.get_or_insert(transfer).0
     }
