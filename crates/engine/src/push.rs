@@ -14,7 +14,7 @@ use zmove_sender::{
     LaneDemand, Link, Manifest, PeerQuota, Push, PushJob, Run, RunState, SenderConfig,
     SessionError, Summary,
 };
-use zmove_types::Observer;
+use zmove_types::{Observer, TransferId};
 
 use crate::connecting::dial::{ConnectedHost, Transferred, in_time, unless_interrupted};
 use crate::error::{BoxError, PushError};
@@ -42,6 +42,12 @@ impl StartedPush {
         let mut run = Run::begin(manifest, started);
         let first = Push::start(job, config.clone(), &mut run, started);
         Self { run, first, config }
+    }
+
+    /// Continues a run that an earlier process may have begun. Before the push begins, the receiver ends an earlier
+    /// transfer of the run, so that the push can resume from the data that this transfer stored.
+    pub fn join_run(&mut self, run: TransferId) {
+        self.run.join(run);
     }
 
     /// Pushes over the given connections, in a single session. Returns when the push is complete or `stop` resolves.
