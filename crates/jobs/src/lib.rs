@@ -27,8 +27,8 @@ pub use notify::{NotifyConfig, NotifyError};
 pub use place::{JobsDirectory, bind_socket, is_shared, read_tail};
 pub use program::{Program, THIS_PROGRAM, host_name, this_program};
 pub use runner::{
-    AttemptProgress, COPY_TO_END, Follower, IdlePolicy, Limits, RunEnd, Runner, RunnerConfig,
-    RunnerError, SUBMITTER_VARIABLES, Watching, progress_of, samples_of, wake,
+    AttemptProgress, COPY_TO_END, Follower, IdlePolicy, JOB_RUN, Limits, RunEnd, Runner,
+    RunnerConfig, RunnerError, SUBMITTER_VARIABLES, Watching, progress_of, samples_of, wake,
 };
 pub use schedule::{Schedule, StartTime, first_time, format_local};
 pub use state::{IllegalStep, State, Step};

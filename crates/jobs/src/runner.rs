@@ -41,7 +41,7 @@ use copies::PendingCopies;
 use tail::{EventReader, FinalEvent};
 use wake::WakeFifo;
 
-pub use child::{COPY_TO_END, SUBMITTER_VARIABLES};
+pub use child::{COPY_TO_END, JOB_RUN, SUBMITTER_VARIABLES};
 pub use choice::Limits;
 pub use samples::samples_of;
 pub use tail::{AttemptProgress, Follower, Watching, progress_of};

@@ -51,7 +51,9 @@ pub(super) fn start(
     place: &JobsDirectory,
     id: JobId,
     lock: File,
-    Started { attempt, work, .. }: &Started,
+    Started {
+        attempt, run, work, ..
+    }: &Started,
     words: &[OsString],
 ) -> io::Result<Process> {
     let _shown_no_more = std::fs::remove_file(place.events(id, attempt.saturating_sub(1)));
@@ -64,7 +66,11 @@ pub(super) fn start(
     let mut command = command(work, words)?;
     // The process will detach from the runner's terminal by calling `setsid`. That call fails for the leader of a
     // process group, so the process is not made one.
-    command.stdin(lock).stdout(events).stderr(log);
+    command
+        .env(JOB_RUN, run)
+        .stdin(lock)
+        .stdout(events)
+        .stderr(log);
     Ok(Process::of(command.spawn()?))
 }
 
@@ -216,6 +222,10 @@ pub const SUBMITTER_VARIABLES: [&str; 5] =
 
 /// The variable that makes a job's process end the copy with this id between two other hosts and do nothing else.
 pub const COPY_TO_END: &str = "ZMOVE_JOB_COPY_TO_END";
+
+/// The variable that contains the ID of the job's run, as 32 hexadecimal digits. All attempts of a job have the same
+/// ID.
+pub const JOB_RUN: &str = "ZMOVE_JOB_RUN";
 
 /// The size above which a job's log is truncated at the start of an attempt, in bytes.
 const LOG_BYTES_MAX: u64 = 16 << 20;

@@ -29,6 +29,8 @@ pub enum RequestResult {
 pub struct Started {
     /// The attempt's number, starting at 1.
     pub attempt: u32,
+    /// ID of the job's run, which all attempts share, as 32 hexadecimal digits.
+    pub run: String,
     /// The command to execute.
     pub work: JobWork,
     /// The maximum time without progress before the job is given up.
@@ -95,12 +97,13 @@ impl Store {
             if let Err(illegal) = apply_step(transaction, id, Step::Start, None, now)? {
                 return Ok(Err(StoreError::Illegal { id, source: illegal }));
             }
-            let sql =
-                "SELECT attempt, arguments, directory, environment, deadline, furthest FROM jobs WHERE id = ?1";
+            let sql = "SELECT attempt, arguments, directory, environment, deadline, furthest,
+                           (SELECT store.id FROM store) FROM jobs WHERE id = ?1";
             let started = transaction.query_row(sql, [id.0], |row| {
                 let work = read_work(row, 1)?;
                 let deadline = Duration::from_millis(unsigned(row.get(4)?));
-                Ok(Started { attempt: row.get(0)?, work, deadline, furthest: unsigned(row.get(5)?) })
+                let run = format!("{}{:016x}", row.get::<_, String>(6)?, id.0);
+                Ok(Started { attempt: row.get(0)?, run, work, deadline, furthest: unsigned(row.get(5)?) })
             });
             Ok(Ok(started?))
         })
