@@ -10,9 +10,10 @@ use anyhow::{Context, Result};
 use rustix::fs::Mode;
 use zmove_engine::OnInterrupt;
 use zmove_jobs::{
-    COPY_TO_END, IdlePolicy, JobsDirectory, Limits, NotifyMethod, Program, RunEnd, Runner,
+    COPY_TO_END, IdlePolicy, JOB_RUN, JobsDirectory, Limits, NotifyMethod, Program, RunEnd, Runner,
     RunnerConfig, RunnerError, Store, THIS_PROGRAM,
 };
+use zmove_types::{TransferId, from_hex};
 
 use crate::args::{RunnerArgs, RunnerCommand, SubmitArgs};
 use crate::commands::submit::UMASK;
@@ -157,6 +158,13 @@ pub(crate) fn run_job(mut args: SubmitArgs, started: Instant) -> Result<Exit> {
     // next attempt stops that transfer.
     copy::run(args.copy, started, OnInterrupt::Stop)
         .map_err(|error| ssh_messages::add_ssh_message(error, said))
+}
+
+/// Returns the run that all attempts of this process's job share. Returns `None` if this process does not belong to a
+/// job.
+pub(crate) fn run_of_job() -> Option<TransferId> {
+    let digits = std::env::var(JOB_RUN).ok()?;
+    from_hex(digits.as_bytes()).map(TransferId)
 }
 
 /// Detaches from the terminal. The terminal then sends no signals to this process, and no child process prompts on it.

@@ -19,12 +19,11 @@ use zmove_tools::sweep::{MovedSizes, Shares};
 use zmove_types::Escaped;
 
 use crate::args::PushArgs;
-use crate::commands::mount;
 use crate::commands::scan::report_unmatched;
-use crate::commands::spread;
 use crate::commands::transfer::{
     TransferEnd, display, exit_of, interrupted, local_receiver, resumable,
 };
+use crate::commands::{mount, runner, spread};
 use crate::display::progress::Display;
 use crate::display::prompt::Prompt;
 use crate::display::summary::proofs;
@@ -56,7 +55,10 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
         sample_interval: args.trace.as_ref().map(|_| trace::INTERVAL),
         ..sender_config(settings, &sources, &storage)
     };
-    let push = StartedPush::new(settings.job(&sources)?, config, manifest, started);
+    let mut push = StartedPush::new(settings.job(&sources)?, config, manifest, started);
+    if let Some(run) = runner::run_of_job() {
+        push.join_run(run);
+    }
     let pushed = settings::block_on(2, async {
         match &settings.location {
             Location::Local(_) => push_here(push, &display, storage, args.listed.clone()).await,
