@@ -284,6 +284,22 @@ fn a_push_resumes_after_daemon_and_client_were_killed() {
     assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
 }
 
+/// The receiver has not noticed that the process of a job was killed, and its session keeps the journal locked.
+#[test]
+fn the_next_attempt_of_a_job_ends_the_last_one_and_resumes() {
+    let site = Site::daemon();
+    let of_run = |mut push: Zmove| {
+        push.0.env("ZMOVE_JOB_RUN", "07".repeat(16));
+        push
+    };
+    let (_relay, mut killed) = stalled(&site, |relay| of_run(site.push_by(relay, &["--json"])));
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let next = of_run(site.push_command(&["--json"], &[&site.contents()], ""));
+    let summary = next.outcome().done().summary();
+    assert!(assert_done(&site, &summary) >= GROUP_BYTES, "{summary}");
+}
+
 #[test]
 fn a_push_resumes_over_other_lanes() {
     for options in [
