@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use zmove_types::GROUP_BYTES;
 
 use crate::connections::clock::Clock;
+use crate::connections::resume::wait_for_journal;
 use crate::support::command::Outcome;
 use crate::support::harness::{PATIENCE, Site};
 use crate::support::ports::free_address;
@@ -327,12 +329,18 @@ fn the_next_runner_records_the_end_of_a_job_without_one() {
 }
 
 #[test]
-fn a_process_that_is_killed_is_started_again_and_completes() {
+fn a_process_that_is_killed_is_started_again_and_resumes() {
     let yard = Yard::daemon();
-    let id = yard.submit_slow();
-    yard.wait_until_moving(&id);
+    // Files below 16 MiB do not resume.
+    paint(yard.site.source().join("large"), 12 * GROUP_BYTES);
+    let id = yard.submit(&["--limit", "80Mbit"], "");
+    wait_for_journal(&yard.site);
     yard.kill_process();
     yard.assert_done(&id, 2);
+    let line = yard.site.the_daemon().wait_for_log("received from tester");
+    let (before, _) = line.split_once(" bytes").unwrap();
+    let received: u64 = before.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(received <= 11 * GROUP_BYTES, "{line}");
     assert_eq!(
         yard.kinds(&id),
         ["submitted", "running", "queued", "running", "done"]
