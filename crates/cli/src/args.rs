@@ -134,6 +134,12 @@ pub(crate) enum Command {
         /// Path of the socket
         socket: PathBuf,
     },
+    /// Access paths that may never answer; other commands start this
+    #[command(hide = true)]
+    Look {
+        /// Paths to access
+        paths: Vec<PathBuf>,
+    },
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,

@@ -14,6 +14,7 @@ mod runtime;
 mod saved_sweeps;
 mod settings;
 mod signals;
+mod silent_paths;
 mod value;
 
 use std::ffi::{OsStr, OsString};
@@ -135,6 +136,7 @@ fn run_here(command: Command, started: Instant) -> Result<u8> {
         Command::Job(args) => job::run(&args),
         Command::Runner(args) => runner::run(&args),
         Command::RunJob(args) => runner::run_job(*args, started),
+        Command::Look { paths } => silent_paths::look(paths),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),
         Command::Trust(args) => trust::run(&args),

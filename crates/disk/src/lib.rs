@@ -41,10 +41,10 @@ pub use opening::by_name::{
 pub use opening::dead_mount::{PathCause, is_file_system_gone};
 pub use opening::proc::{Mount, boot_id, is_mount_point, mounts, unescape_mountinfo};
 pub use opening::region::Region;
-pub use opening::time_limit::{Unanswered, answer_within};
 pub use opening::tree::roots::{OwnPaths, RootGuard, Roots};
 pub use opening::tree::trusted_path::path_parts;
 pub use opening::tree::{DirectoryModes, Tree, open_beneath};
+pub use opening::unanswered::{Unanswered, access_path};
 pub use publishing::lease::{Clock, LEASE_MAX, Lease, Permit, SUSPENSION_MAX, boot_clock};
 pub use publishing::link::{Linked, NonRegular, place_link, place_link_to_non_regular};
 pub use publishing::publish::{Replace, place_symlink, publish_file, publish_from};

@@ -4,5 +4,5 @@ pub(crate) mod by_name;
 pub(crate) mod dead_mount;
 pub(crate) mod proc;
 pub(crate) mod region;
-pub(crate) mod time_limit;
 pub(crate) mod tree;
+pub(crate) mod unanswered;

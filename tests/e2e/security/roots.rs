@@ -7,7 +7,7 @@ use zmove_transport::{Access, AuthorizedKeys, Grant, Identity};
 
 use crate::support::command::{Outcome, Runner, finish};
 use crate::support::daemon::Daemon;
-use crate::support::harness::{Site, skip};
+use crate::support::harness::{Site, own_all, skip};
 use crate::support::namespace::Namespace;
 use crate::support::tree::{names, paint};
 
@@ -181,7 +181,8 @@ fn a_root_that_another_client_has_made_a_link_is_not_emptied() {
         .says(&["target/a' of other", "lies in the root"]);
 }
 
-/// The server of a root's file system does not answer. Commands of the operator end nevertheless, and name the mount.
+/// The server of a root's file system takes requests and does not answer. Commands of the operator end nevertheless,
+/// and name the mount.
 #[test]
 fn a_root_that_does_not_answer_is_named_and_holds_no_command_up() {
     let Some(site) = Site::within(Namespace::with_silent_mount) else {
@@ -207,19 +208,53 @@ fn a_root_that_does_not_answer_is_named_and_holds_no_command_up() {
     let doctor = start(&["doctor", "--json", "--path", silent.to_str().unwrap()]);
     let allow = start(&["allow", &key, "--name", "new", "--root", root, "--write"]);
     let mount = format!(
-        "open: no answer within 10 s (the fuse.mergerfs file system mounted at '{}' does not answer; mount it again)",
+        "no answer within 10 s (the fuse.mergerfs file system mounted at '{}' does not answer; mount it again)",
         silent.display()
     );
     let of = |root: &Path| format!("the root '{}' of client: {mount}", root.display());
     let check = finish(check).expect(1);
     check.says(&[&of(&silent)]).says(&[&of(&inside)]).lines(2);
     let doctor = finish(doctor).expect(4).stdout;
-    for fault in [&of(&inside), &mount.replace("open", "examine its storage")] {
+    for fault in [&of(&inside), &format!("'{}': {mount}", silent.display())] {
         assert!(doctor.contains(fault), "{doctor}");
     }
-    let links = mount.replace("open", "resolve its links");
     let allow = finish(allow).expect(11);
-    allow.says(&["open root", root, &links]).lines(1);
+    allow.says(&["open root", root, &mount]).lines(1);
+}
+
+/// The daemon looks at its roots before it is ready, to confine itself and to check the permissions of its user.
+#[test]
+fn a_root_that_does_not_answer_keeps_no_other_root_from_being_served() {
+    let Some(site) = Site::within(Namespace::with_silent_mount) else {
+        return;
+    };
+    for name in ["state", "open"] {
+        std::fs::create_dir(site.path(name)).unwrap();
+        own_all(&site.path(name));
+    }
+    allow(&site, "client", &["open"], &[]);
+    let list = site.path("server/authorized_keys");
+    let text = std::fs::read_to_string(&list).unwrap();
+    let silent = real(&site, "target");
+    let text = format!("{} root={}\n", text.trim_end(), silent.display());
+    std::fs::write(&list, text).unwrap();
+    let mut zmove = site.runner.zmove(&site.path("server"));
+    zmove.0.env("STATE_DIRECTORY", site.path("state"));
+    let options = [
+        "--listen",
+        "127.0.0.1:0",
+        "--user",
+        "nobody",
+        "--confine",
+        "auto",
+    ];
+    let daemon = Daemon::run(zmove.0, &options);
+    daemon.wait_for_log(&format!("'{}': no answer within 10 s", silent.display()));
+    site.pin(&daemon.address, daemon.fingerprint);
+    paint(site.source().join("f"), 10);
+    let target = format!("{}:", daemon.address);
+    client(&site, "client", &["push", "source/", &target]).done();
+    assert_eq!(names(&site.path("open")), ["f"]);
 }
 
 fn key(site: &Site) -> String {

@@ -138,17 +138,19 @@ impl Namespace {
         )
     }
 
-    /// A namespace in which a FUSE file system is mounted on `directory` and its server is stopped, so that no
-    /// operation on it ends. Returns `None` if this host cannot provide it.
+    /// A namespace in which a FUSE file system is mounted on `directory` whose server takes requests and never answers
+    /// them, so that not even SIGKILL ends an operation on it. The server waits for a second file system, whose server
+    /// is stopped. Returns `None` if this host cannot provide it.
     pub(crate) fn with_silent_mount(directory: &Path) -> Option<Self> {
         if !can_run_mergerfs("a mount that does not answer") {
             return None;
         }
         let branches = tempfile::tempdir().unwrap();
-        let script = r#"cd "$1" && mkdir -p one/d &&
-            { setpriv --pdeathsig KILL mergerfs -f -o cache.attr=0,cache.entry=0 one "$2" & } &&
-            until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done
-            kill -STOP $! && echo ready && read -r _"#;
+        let script = r#"cd "$1" && mkdir -p one/d two && serve() {
+                setpriv --pdeathsig KILL mergerfs -f -o allow_other,cache.attr=0,cache.entry=0 "$1" "$2" &
+                until mountpoint -q "$2"; do kill -0 $! || exit; sleep 0.05; done
+            }
+            serve one two && stopped=$! && serve two "$2" && kill -STOP $stopped && echo ready && read -r _"#;
         let path = branches.path().to_owned();
         Self::start(
             script,

@@ -76,6 +76,7 @@ fn use_of(command: &Command) -> DirectoryUse {
         | Command::Drain(_)
         | Command::Journal(_)
         | Command::AskDaemon { .. }
+        | Command::Look { .. }
         | Command::AsUser(_)
         | Command::Trace(_)
         | Command::Completions { .. }

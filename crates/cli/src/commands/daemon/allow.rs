@@ -6,15 +6,16 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use zmove_daemon::TransferStatus;
-use zmove_disk::{OwnPaths, RootGuard, answer_within};
+use zmove_disk::{OwnPaths, RootGuard};
 use zmove_transport::{Access, AuthorizedKeys, Grant};
 
 use crate::args::{AllowArgs, AllowCommand, ConfineArg, ControlArgs, GrantArgs};
 use crate::commands::operate;
-use crate::commands::serve::check::{ANSWER_MAX, faults_of_roots, unanswered};
+use crate::commands::serve::check::faults_of_roots;
 use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::settings;
+use crate::silent_paths::SilentPaths;
 use crate::value::control::{Answer, Removed, Request};
 use crate::value::exit::{Exit, usage_error};
 
@@ -60,8 +61,8 @@ pub(crate) fn run(args: AllowArgs) -> Result<Exit> {
             }
             // Only the earlier list of keys contains the removed key. The guard needs that list to identify symbolic
             // links that the key's holder created.
-            let guard = RootGuard::new(before.writable_roots(), OwnPaths::default());
-            faults_of_roots(&AuthorizedKeys::load(&home)?, &guard)
+            let keys = AuthorizedKeys::load(&home)?;
+            faults_of_roots(&keys, before.writable_roots(), OwnPaths::default())
                 .into_iter()
                 .for_each(terminal::warn);
             if now {
@@ -121,13 +122,17 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
         (true, false) => Access::WriteOnly,
         (true, true) => Access::ReadWrite,
     };
-    let guard = RootGuard::new(before.writable_roots(), settings::usual_own_paths(home));
+    let roots = absolute(&args.roots)?;
+    let read_roots = absolute(&args.read_roots)?;
+    let writable = before.writable_roots();
+    let silent = SilentPaths::find(roots.iter().chain(&read_roots).chain(&*writable));
+    let guard = silent.guard(&writable, settings::usual_own_paths(home));
     let resolved = |roots: Vec<PathBuf>| {
-        let roots = roots.into_iter().map(|root| resolve(root, &guard));
+        let roots = roots.iter().map(|root| resolve(root, &silent, &guard));
         roots.collect::<Result<Vec<_>>>()
     };
-    let roots = resolved(args.roots)?;
-    let read_roots = resolved(args.read_roots)?;
+    let roots = resolved(roots)?;
+    let read_roots = resolved(read_roots)?;
     let GrantArgs {
         to,
         set_ids,
@@ -149,18 +154,18 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
     })
 }
 
+fn absolute(roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let absolute = |root: &PathBuf| {
+        std::path::absolute(root).with_context(|| format!("find '{}'", root.display()))
+    };
+    roots.iter().map(absolute).collect()
+}
+
 /// Resolves the symbolic links of a root when the user allows it. A later change of a link must not change the
 /// directory that was allowed.
-fn resolve(root: PathBuf, guard: &RootGuard) -> Result<PathBuf> {
-    let root = std::path::absolute(&root).with_context(|| format!("find '{}'", root.display()))?;
+fn resolve(root: &Path, silent: &SilentPaths, guard: &RootGuard) -> Result<PathBuf> {
     let is_none = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotADirectory;
-    let resolve = {
-        let guard = guard.clone();
-        let root = root.clone();
-        move || guard.resolve(&root)
-    };
-    let resolved = answer_within(ANSWER_MAX, &root, resolve);
-    match resolved.unwrap_or_else(|error| Err(unanswered("resolve its links", &error))) {
+    match silent.check(root).and_then(|()| guard.resolve(root)) {
         Err(error) if is_none(&error) => Err(usage_error(format!(
             "root '{}' is not a directory: name the directory that the key may use",
             root.display()

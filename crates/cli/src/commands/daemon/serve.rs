@@ -41,7 +41,7 @@ use zmove_jobs::bind_socket;
 use zmove_receiver::ReceiverConfig;
 use zmove_tools::sweep::measure_target;
 use zmove_transport::{
-    AuthorizedKeys, Fingerprint, Identity, Inherited, KeyList, Listener, SocketConfig,
+    AuthorizedKeys, Fingerprint, Grant, Identity, Inherited, KeyList, Listener, SocketConfig,
 };
 use zmove_types::ByteCount;
 
@@ -49,7 +49,7 @@ use self::config::{Config, ConfigFault};
 use self::control::Control;
 use self::metrics::{Counts, Page};
 use self::privileges::DaemonPaths;
-use crate::args::{LogFormat, ServeArgs, StorageArgs};
+use crate::args::{ConfineArg, LogFormat, ServeArgs, StorageArgs};
 use crate::commands::journal;
 use crate::display::log::LogFile;
 use crate::display::{log, terminal};
@@ -58,6 +58,7 @@ use crate::ownership::{
 };
 use crate::runtime;
 use crate::signals::EndSignals;
+use crate::silent_paths::SilentPaths;
 use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
 use crate::value::exit::{Exit, usage_error};
@@ -186,10 +187,23 @@ fn begin(
     if config.allow_clear {
         log::warning("senders may send names and contents in clear (--allow-clear)");
     }
+    // A root that does not answer must not keep the daemon from serving the others.
+    let silent = if user.is_some() || config.confine != ConfineArg::Off {
+        SilentPaths::find(keys.grants().iter().flat_map(Grant::every_root))
+    } else {
+        SilentPaths::default()
+    };
+    silent.faults().for_each(log::warning);
     if let Some(user) = user {
-        privileges::warn_of_closed_roots(user, &keys);
+        privileges::warn_of_closed_roots(user, &keys, &silent);
     }
-    confinement::confine(config.confine, &own, &keys, config.log.file.as_deref())?;
+    confinement::confine(
+        config.confine,
+        &own,
+        &keys,
+        &silent,
+        config.log.file.as_deref(),
+    )?;
     let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
     let all_ended = runtime.block_on(serve(args, file, config, &identity, bound, own))?;
     if all_ended {

@@ -6,17 +6,15 @@
 //! directory in it.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType};
 use zmove_types::FileNumber;
 
-use super::trusted_path::{self, PathLink};
+use super::trusted_path::{self, PathLink, path_of};
 use super::{Tree, open_listable_or_drop_box};
 use crate::metadata::entry::{number_at, number_of};
 use crate::opening::by_name::open_at;
@@ -246,21 +244,7 @@ impl AncestorDirectories {
     }
 }
 
-/// Returns the path of an open directory. The kernel appends " (deleted)" to the path of a removed directory.
-fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
-    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
-    let path = rustix::fs::readlink(link, Vec::new())?;
-    let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
-    // A directory that is not below any mount has no absolute path.
-    if path.is_absolute() {
-        Ok(path)
-    } else {
-        Err(io::ErrorKind::NotFound.into())
-    }
-}
-
-/// Returns the device and inode numbers of a path without links and of all directories above it. Skips directories that
-/// do not exist.
+/// Returns the device and inode numbers of a path without links and of all directories above it, as far as they exist.
 fn ancestor_numbers(path: &Path) -> impl Iterator<Item = FileNumber> {
     let number = |path: &Path| number_at(CWD, path).ok();
     path.ancestors().filter_map(number)

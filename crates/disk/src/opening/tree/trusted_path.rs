@@ -4,7 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub(crate) struct PathLink<'a> {
 }
 
 /// Maximum number of links to follow, equal to the kernel's limit.
-pub(crate) const LINKS_MAX: usize = 40;
+const LINKS_MAX: usize = 40;
 const WAYPOINT: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl PathLink<'_> {
@@ -48,12 +48,25 @@ impl PathLink<'_> {
 /// first link that it refuses.
 pub(crate) fn walk(
     path: &Path,
+    may_follow: impl FnMut(&PathLink<'_>) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
+    walk_entries(path, |_, _| (), may_follow)
+}
+
+/// Walks to an entry like [`walk`]. Calls `visit` with the directory and the name of each entry before its access.
+///
+/// # Errors
+/// Returns the errors of [`walk`].
+pub(crate) fn walk_entries(
+    path: &Path,
+    mut visit: impl FnMut(&OwnedFd, &OsStr),
     mut may_follow: impl FnMut(&PathLink<'_>) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
     let mut here = start(path)?;
     let mut rest = path_parts(path);
     let mut links = 0;
     while let Some(name) = rest.pop() {
+        visit(&here, &name);
         let next = rustix::fs::openat(&here, &name, WAYPOINT, Mode::empty())?;
         let stat = rustix::fs::fstat(&next)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
@@ -82,6 +95,19 @@ pub(crate) fn walk(
 fn start(path: &Path) -> io::Result<OwnedFd> {
     let from = if path.is_absolute() { c"/" } else { c"." };
     Ok(rustix::fs::openat(CWD, from, WAYPOINT, Mode::empty())?)
+}
+
+/// Returns the path of an open directory. The kernel appends " (deleted)" to the path of a removed directory.
+pub(crate) fn path_of(directory: &OwnedFd) -> io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    let path = rustix::fs::readlink(link, Vec::new())?;
+    let path = PathBuf::from(OsString::from_vec(path.into_bytes()));
+    // A directory outside all mounts has no absolute path.
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
 }
 
 /// Splits a path into its components, last one first. Each `..` is included.

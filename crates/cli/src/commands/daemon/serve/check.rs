@@ -1,13 +1,13 @@
 //! `zmove serve --check`: reads the files that a daemon would read, and reports all faults. This command changes
 //! nothing.
 
-use std::io;
-use std::path::Path;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_disk::{RootGuard, Unanswered, answer_within};
-use zmove_transport::{AuthorizedKeys, Identity};
+use zmove_disk::OwnPaths;
+use zmove_transport::{AuthorizedKeys, Grant, Identity};
 
 use super::privileges::DaemonPaths;
 use super::{confinement, privileges};
@@ -15,6 +15,7 @@ use crate::args::{ConfineArg, ServeArgs};
 use crate::commands::serve::config::Config;
 use crate::display::terminal;
 use crate::ownership::{self, become_user, run_apart};
+use crate::silent_paths::SilentPaths;
 use crate::value::exit::Exit;
 
 /// Runs `zmove serve --check`. Returns the exit code.
@@ -83,24 +84,28 @@ fn faults_of_files(own: &DaemonPaths, config: &Config) -> Vec<String> {
     }
     match AuthorizedKeys::load_guarded(&own.home, reader) {
         Ok(keys) => {
-            let guard = RootGuard::new(
-                keys.writable_roots(),
-                own.own_paths(config.log.file.as_deref()),
-            );
-            faults.extend(faults_of_roots(&keys, &guard));
+            let own = own.own_paths(config.log.file.as_deref());
+            faults.extend(faults_of_roots(&keys, keys.writable_roots(), own));
         }
         Err(error) => faults.push(terminal::causes(&error.into()).to_string()),
     }
     faults
 }
 
-/// Returns the faults of the roots of all grants. Opens each root with `guard`.
-pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<String> {
+/// Returns the faults of the roots of all grants. Clients may have created links in the roots `writable`.
+pub(crate) fn faults_of_roots(
+    keys: &AuthorizedKeys,
+    writable: Arc<[PathBuf]>,
+    own: OwnPaths,
+) -> Vec<String> {
+    let roots = keys.grants().iter().flat_map(Grant::every_root);
+    let silent = SilentPaths::find(roots.chain(&*writable));
+    let guard = silent.guard(&writable, own);
     let mut faults = Vec::new();
-    let mut silent = Vec::new();
     for grant in keys.grants() {
         for root in grant.every_root() {
-            if let Err(error) = open(root, guard, &mut silent) {
+            let opened = silent.check(root).and_then(|()| guard.open(root));
+            if let Err(error) = opened {
                 let root = root.display();
                 faults.push(format!("the root '{root}' of {}: {error}", grant.name));
             }
@@ -110,31 +115,3 @@ pub(crate) fn faults_of_roots(keys: &AuthorizedKeys, guard: &RootGuard) -> Vec<S
     faults.dedup();
     faults
 }
-
-/// Opens a root within the time limit. `silent` contains the mounts that did not answer before. A root on one of them
-/// is not opened, so that a mount with many roots costs only one time limit.
-fn open(root: &Path, guard: &RootGuard, silent: &mut Vec<Unanswered>) -> Result<(), io::Error> {
-    let lies_on = |silent: &&Unanswered| {
-        let mount = silent.mount.as_ref();
-        mount.is_some_and(|mount| root.starts_with(&mount.point))
-    };
-    if let Some(silent) = silent.iter().find(lies_on) {
-        return Err(unanswered("open", silent));
-    }
-    let guard = guard.clone();
-    let path = root.to_owned();
-    let opened = answer_within(ANSWER_MAX, root, move || guard.open(&path).map(drop));
-    opened.unwrap_or_else(|error| {
-        let fault = unanswered("open", &error);
-        silent.push(error);
-        Err(fault)
-    })
-}
-
-/// Returns the error of an operation that did not end in time.
-pub(crate) fn unanswered(operation: &str, error: &Unanswered) -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, format!("{operation}: {error}"))
-}
-
-/// Maximum time for a check of a root. The file system may never answer.
-pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(10);

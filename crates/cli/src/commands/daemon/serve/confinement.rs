@@ -16,13 +16,14 @@ use landlock::{
     PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
     RulesetError, Scope, make_bitflags,
 };
-use zmove_disk::{RootGuard, Tree};
+use zmove_disk::Tree;
 use zmove_engine::Remote;
 use zmove_transport::{AuthorizedKeys, Holder};
 
 use super::privileges::DaemonPaths;
 use crate::args::ConfineArg;
 use crate::display::log;
+use crate::silent_paths::SilentPaths;
 
 const NEEDED: &str = "confine this process (--confine needs Landlock, in Linux 6.2 or later)";
 /// The first Landlock version that controls truncation, in Linux 6.2.
@@ -42,7 +43,7 @@ const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"]
 /// The directory of the files of user and group names. The daemon reads it if a grant permits setting owners.
 const ACCOUNTS: [&str; 1] = ["/etc"];
 
-/// Confines this process and all threads that it starts to its files and to the roots of `keys`.
+/// Confines this process and all threads that it starts to its files and to the roots of `keys` that answer.
 ///
 /// # Errors
 /// Returns an error if the kernel cannot confine the process and the user requires confinement.
@@ -50,12 +51,13 @@ pub(super) fn confine(
     when: ConfineArg,
     own: &DaemonPaths,
     keys: &AuthorizedKeys,
+    silent: &SilentPaths,
     log: Option<&Path>,
 ) -> Result<()> {
     if when == ConfineArg::Off {
         return Ok(());
     }
-    match enforce(own, keys, log) {
+    match enforce(own, keys, silent, log) {
         Ok(()) => {
             log::note("confined to its roots by Landlock: restart the daemon to use a new root")
         }
@@ -92,6 +94,7 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
 fn enforce(
     own: &DaemonPaths,
     keys: &AuthorizedKeys,
+    silent: &SilentPaths,
     log: Option<&Path>,
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
@@ -119,7 +122,9 @@ fn enforce(
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
-    let guard = RootGuard::new(keys.writable_roots(), own.own_paths(log));
+    let guard = silent.guard(&keys.writable_roots(), own.own_paths(log));
+    // A root is opened in the same way as by a push.
+    let open = |root: &Path| silent.check(root).and_then(|()| guard.open(root));
     for (grant, root) in keys
         .grants()
         .iter()
@@ -130,12 +135,11 @@ fn enforce(
             (true, false) => WRITE,
             (true, true) => WRITE | OWN,
         };
-        // A push opens the root in the same way.
-        let opened = guard.open(root);
+        let opened = open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }
     for root in keys.grants().iter().flat_map(|grant| &grant.read_roots) {
-        let opened = guard.open(root);
+        let opened = open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), READ)?;
     }
     rules.restrict_self().map(drop)

@@ -18,6 +18,7 @@ use crate::display::log;
 use crate::display::terminal::quoted;
 use crate::ownership::{self, Control};
 use crate::settings;
+use crate::silent_paths::SilentPaths;
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// Looks up a user by name. The user must not be root.
@@ -189,13 +190,13 @@ const SETTINGS: &str = "the settings of a daemon";
 const STATE: &str = "the state of a daemon";
 const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
-/// Warns about roots to which the user cannot write.
-pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys) {
+/// Warns about roots to which the user cannot write, except roots that do not answer.
+pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys, silent: &SilentPaths) {
     for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
         for root in grant
             .roots
             .iter()
-            .filter(|root| denied(root, READ | Access::WRITE_OK))
+            .filter(|root| silent.check(root).is_ok() && denied(root, READ | Access::WRITE_OK))
         {
             let root = root.display();
             let name = &grant.name;

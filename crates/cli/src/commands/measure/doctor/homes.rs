@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use zmove_disk::RootGuard;
 use zmove_transport::AuthorizedKeys;
 
 use crate::commands::doctor::finding::{Finding, Remedy, Severity};
@@ -38,9 +37,9 @@ fn judge_roots() -> Vec<Finding> {
         return Vec::new();
     }
     let keys = AuthorizedKeys::load(&home).unwrap_or_default();
-    let guard = RootGuard::new(keys.writable_roots(), settings::usual_own_paths(&home));
-    let faults = faults_of_roots(&keys, &guard).into_iter();
-    faults
+    let own = settings::usual_own_paths(&home);
+    faults_of_roots(&keys, keys.writable_roots(), own)
+        .into_iter()
         .map(|fault| Finding::new(Severity::Bad, "root", fault))
         .collect()
 }

@@ -3,14 +3,14 @@
 use std::io;
 use std::path::Path;
 
-use zmove_disk::{Mount, answer_within};
+use zmove_disk::Mount;
 use zmove_types::ByteCount;
 
 use crate::commands::doctor::TransferRole;
 use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::root::Root;
-use crate::commands::serve::check::{ANSWER_MAX, unanswered};
 use crate::display::terminal::quoted;
+use crate::silent_paths::SilentPaths;
 
 /// The size of a file system, and the space available to users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +24,10 @@ struct DiskRoom {
 /// Checks the storage of a directory.
 pub(crate) fn judge(root: &Root, directory: &Path, part: TransferRole) -> Vec<Finding> {
     let typed = directory.to_owned();
-    let examine = move || {
-        let whole = typed.canonicalize().unwrap_or(typed);
-        let room = DiskRoom::of(&whole).map_err(io::Error::from);
-        Ok((whole, room))
-    };
-    let examined = answer_within(ANSWER_MAX, directory, examine)
-        .unwrap_or_else(|error| Err(unanswered("examine its storage", &error)));
-    let (whole, room) = examined.unwrap_or_else(|error| (directory.to_owned(), Err(error)));
-    let room = match room {
+    let answer = SilentPaths::find([&typed]).check(&typed);
+    let resolved = answer.is_ok().then(|| typed.canonicalize().ok()).flatten();
+    let whole = resolved.unwrap_or(typed);
+    let room = match answer.and_then(|()| DiskRoom::of(&whole).map_err(io::Error::from)) {
         Ok(room) => room.judge(&whole, part),
         Err(error) => Finding::new(
             Severity::Bad,
