@@ -36,6 +36,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "receiver",
             "scan",
             "sender",
+            "sockopt",
             "tools",
             "transport",
             "types",

@@ -1,7 +1,7 @@
-//! Gets and sets socket options that have no safe wrapper elsewhere.
+//! Gets and sets socket options, and leaves the session keyring, which have no safe wrapper elsewhere.
 //!
-//! Only `transport` uses this crate. The options are specific to Linux (see tcp(7) and socket(7)). **Invariant:** all
-//! unsafe code of this crate is in `sys`, whose functions pass plain integers and bytes.
+//! The options are specific to Linux; see tcp(7), socket(7) and session-keyring(7). **Invariant:** all unsafe code of
+//! this crate is in `sys`, whose functions pass plain integers and bytes.
 //!
 //! ```
 //! let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
@@ -11,10 +11,12 @@
 //! ```
 
 mod info;
+mod keyring;
 mod route;
 mod sys;
 mod window;
 
 pub use info::{TcpInfo, tcp_info};
+pub use keyring::leave_session_keyring;
 pub use route::path_mtu;
 pub use window::open_receive_window;

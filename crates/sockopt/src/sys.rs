@@ -1,5 +1,5 @@
-//! The system calls that get and set socket options.
-#![expect(unsafe_code, reason = "these options have no safe wrapper")]
+//! The system calls for socket options and the session keyring.
+#![expect(unsafe_code, reason = "these calls have no safe wrapper")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -55,5 +55,42 @@ pub(crate) fn bytes(
         Ok(room.len().min(length as usize))
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Joins a new, empty session keyring.
+pub(crate) fn join_session_keyring() -> io::Result<()> {
+    let anonymous = std::ptr::null::<libc::c_char>();
+    // SAFETY: the null pointer requests a keyring without a name, so the kernel reads no memory.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            libc::KEYCTL_JOIN_SESSION_KEYRING,
+            anonymous,
+        )
+    };
+    if outcome == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Returns the ID of the session keyring.
+#[cfg(test)]
+pub(crate) fn session_keyring() -> io::Result<i64> {
+    // SAFETY: all arguments are integers.
+    let id = unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            libc::KEYCTL_GET_KEYRING_ID,
+            libc::KEY_SPEC_SESSION_KEYRING,
+            0,
+        )
+    };
+    if id == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(id)
     }
 }

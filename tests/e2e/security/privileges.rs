@@ -10,7 +10,7 @@ use zmove_types::GROUP_BYTES;
 
 use crate::support::command::{NOBODY, Outcome, Runner, Zmove};
 use crate::support::daemon::Daemon;
-use crate::support::harness::{Site, is_root, own_all, skip};
+use crate::support::harness::{Site, has_program, is_root, own_all, skip};
 use crate::support::tree::{assert_same, names, paint};
 
 const ENGINES: [&str; 2] = ["threads", "uring"];
@@ -124,6 +124,34 @@ fn a_daemon_that_has_become_another_user_has_nothing_left_of_root_in_any_thread(
         }
         assert_eq!(site.path("state/key.pem").metadata().unwrap().uid(), NOBODY);
     }
+}
+
+/// The session keyring is inherited, and may hold root's keys of Kerberos or of encrypted directories.
+#[test]
+fn a_process_that_becomes_another_user_leaves_the_keyring_of_root() {
+    let Some(site) = given_away() else { return };
+    if !has_program("strace") {
+        return skip("no strace: the system calls cannot be seen");
+    }
+    let log = site.path("log");
+    let traced = command(&site);
+    let mut strace = Command::new("strace");
+    strace
+        .args(["-f", "-qq", "-e", "trace=keyctl,setuid", "-o"])
+        .args([log.as_os_str(), traced.get_program()])
+        .args(["serve", "--check", "--user", "nobody"])
+        .envs(
+            traced
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+    Zmove(strace).outcome().done();
+    let log = std::fs::read_to_string(log).unwrap();
+    let (_, after) = log.split_once(&format!("setuid({NOBODY})")).unwrap();
+    assert!(
+        after.contains("keyctl(KEYCTL_JOIN_SESSION_KEYRING, NULL)"),
+        "{log}"
+    );
 }
 
 /// Root starts the daemon with relative paths, and with variables that name root's files.

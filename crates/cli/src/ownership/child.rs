@@ -68,7 +68,8 @@ fn account(user: u32) -> Result<User> {
     })
 }
 
-/// Detaches this process from root's terminal, and then permanently gives it the identity and groups of the user.
+/// Detaches this process from root's terminal, permanently gives it the identity and groups of the user, and leaves
+/// root's session keyring, which may hold keys of root.
 ///
 /// # Errors
 /// Returns the system's error, or an error if this process still has a terminal. After an error, the process must exit.
@@ -85,7 +86,7 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
         nix::unistd::setuid(ROOT).is_err(),
         "the privileges of root could not be dropped"
     );
-    Ok(())
+    zmove_sockopt::leave_session_keyring().context("leave the session keyring of root")
 }
 
 /// Closes the file descriptors inherited from the parent, because another user must not get access to the files of
