@@ -37,11 +37,12 @@ impl KnownHosts {
     ///
     /// # Errors
     ///
-    /// Returns [`KnownHostsError`] if the file cannot be read or has a malformed line.
+    /// Returns [`KnownHostsError`] if the file cannot be read or has a malformed line, or if users other than its owner
+    /// can write to it.
     pub fn open(home: &Path) -> Result<Self, KnownHostsError> {
         let path = home.join(KNOWN_HOSTS_FILE);
-        let bytes = file::read(&path)?.map(|contents| contents.bytes);
-        let pins = parse(&path, &bytes.unwrap_or_default())?;
+        let bytes = file::read_trusted(&path)?.unwrap_or_default();
+        let pins = parse(&path, &bytes)?;
         Ok(Self {
             home: home.into(),
             pins,
@@ -258,7 +259,8 @@ fn append(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
@@ -288,6 +290,23 @@ mod tests {
             text,
             format!("dtn.example.org:7171 {ONE}\n[2001:db8::1]:7171 {TWO}\n")
         );
+    }
+
+    #[test]
+    fn a_list_that_others_can_write_is_refused() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join(KNOWN_HOSTS_FILE);
+        fs::write(&path, format!("a:1 {ONE}\n")).unwrap();
+        for mode in [0o600, 0o644, 0o664, 0o602] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let opened = KnownHosts::open(home.path());
+            assert_eq!(opened.is_ok(), mode & 0o022 == 0, "{mode:o}");
+            if let Err(error) = opened {
+                let text = error.to_string();
+                let command = format!("run: chmod go-w {}", path.display());
+                assert!(text.ends_with(&command), "{text}");
+            }
+        }
     }
 
     #[test]
