@@ -202,10 +202,12 @@ pub enum SshError {
     #[error("read the key of the receiver started over ssh")]
     Key(#[source] ParseFingerprintError),
     /// ssh could not reach the host or could not log in.
-    #[error("ssh could not connect to {remote}: {status} ('ssh {remote} true' must work first)")]
+    #[error("ssh could not connect to {remote}: {status} ('{command} true' must work first)")]
     NotReached {
         /// The host.
         remote: String,
+        /// The command that logs in, as a user would type it.
+        command: String,
         /// The exit status of ssh.
         status: ExitStatus,
     },
@@ -238,11 +240,13 @@ pub enum SshError {
     #[error(
         "ssh logged in to {remote}, but '{zmove} receive' or the account's shell exited before the receiver was ready: \
          {status}{printed} (if zmove gave no reason, check that the account may run commands: \
-         'ssh {remote} {zmove} --version')"
+         '{command} {zmove} --version')"
     )]
     Early {
         /// The host.
         remote: String,
+        /// The command that logs in, as a user would type it.
+        command: String,
         /// The program that ssh started on the host.
         zmove: String,
         /// The exit status of the program.
@@ -269,11 +273,13 @@ pub enum SshError {
     /// The remote program is not a zmove receiver, according to its output.
     #[error(
         "the output of {remote} over ssh is not that of '{zmove} receive' (check it with \
-         'ssh {remote} {zmove} --version'){printed}"
+         '{command} {zmove} --version'){printed}"
     )]
     Nonsense {
         /// The host.
         remote: String,
+        /// The command that logs in, as a user would type it.
+        command: String,
         /// The program that ssh tried to start on the host.
         zmove: String,
         /// The output of the host.

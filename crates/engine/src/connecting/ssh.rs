@@ -23,6 +23,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Split, 
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, timeout, timeout_at};
 use zmove_transport::{Fingerprint, Identity};
+use zmove_types::printable;
 use zmove_wire::Cipher;
 
 use crate::connecting::location::{Login, Remote};
@@ -124,7 +125,8 @@ pub(crate) async fn start(
                 printed,
             });
         }
-        return Err(no_answer(remote, &settings.ssh, child, printed).await);
+        let command = typed(&settings.ssh, remote, login);
+        return Err(no_answer(remote, &settings.ssh, command, child, printed).await);
     };
     let asked = if can_ask() {
         began.elapsed()
@@ -175,6 +177,25 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
         || remote.host.clone(),
         |user| format!("{user}@{}", remote.host),
     )
+}
+
+/// Returns the command that logs in, as a user would type it.
+fn typed(settings: &SshSettings, remote: &Remote, login: &Login) -> String {
+    let command = ssh(settings, remote, login);
+    let command = command.as_std();
+    let words = [command.get_program()]
+        .into_iter()
+        .chain(command.get_args());
+    let mut typed = String::new();
+    for word in words {
+        let word = printable(&word.to_string_lossy());
+        if word.contains(char::is_whitespace) {
+            typed += &format!("{word:?} ");
+        } else {
+            typed += &format!("{word} ");
+        }
+    }
+    typed + &remote_name(remote, login)
 }
 
 /// A relevant line of ssh's output.
@@ -242,6 +263,7 @@ async fn next_line(
 async fn no_answer(
     remote: &Remote,
     settings: &SshSettings,
+    command: String,
     mut child: Child,
     printed: RemoteOutput,
 ) -> SshError {
@@ -254,13 +276,18 @@ async fn no_answer(
         Err(_) => {
             return SshError::Nonsense {
                 remote,
+                command,
                 zmove,
                 printed,
             };
         }
     };
     match status.code() {
-        Some(255) | None => SshError::NotReached { remote, status },
+        Some(255) | None => SshError::NotReached {
+            remote,
+            command,
+            status,
+        },
         Some(126) => SshError::NotExecutable {
             remote,
             zmove,
@@ -273,6 +300,7 @@ async fn no_answer(
         },
         Some(_) => SshError::Early {
             remote,
+            command,
             zmove,
             status,
             printed,
@@ -303,3 +331,30 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of bytes that a remote shell may write before the receiver answers.
 const SHELL_BYTES_MAX: u64 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_to_try_has_the_port_and_the_options_of_the_user() {
+        let settings = SshSettings {
+            program: "/opt/ssh".into(),
+            arguments: vec!["-o".into(), "ProxyCommand nc %h 22".into()],
+            ..SshSettings::default()
+        };
+        let remote = Remote::parse_endpoint("dtn:1").unwrap();
+        let login = Login {
+            user: Some("alice".into()),
+            port: Some(2222),
+        };
+        assert_eq!(
+            typed(&settings, &remote, &login),
+            "/opt/ssh -o \"ProxyCommand nc %h 22\" -p 2222 alice@dtn"
+        );
+        assert_eq!(
+            typed(&SshSettings::default(), &remote, &Login::default()),
+            "ssh dtn"
+        );
+    }
+}
