@@ -17,11 +17,8 @@ pub(crate) fn log_len() -> u64 {
 /// Adds the last message of a failed ssh to the error of a job. Changes the exit code if the message shows that no
 /// further attempt can succeed. `said` is the length of the log before the attempt, in bytes.
 pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error {
-    let may_be_final = match ssh_error(&error) {
-        Some(SshError::NotReached { .. }) => true,
-        // The last message comes from the host's shell or from the zmove on that host.
-        Some(SshError::NoProgram { .. } | SshError::Early { .. }) => false,
-        _ => return error,
+    let Some(source) = ssh_error(&error).and_then(message_source) else {
+        return error;
     };
     let Ok(words) = messages_after(said) else {
         return error;
@@ -29,12 +26,34 @@ pub(crate) fn add_ssh_message(error: anyhow::Error, said: u64) -> anyhow::Error 
     let Some(last) = words.lines().rev().find(|line| !line.trim().is_empty()) else {
         return error;
     };
-    let exit = if may_be_final && is_final(&words) {
+    let exit = if source == MessageSource::Ssh && is_final(&words) {
         Exit::Authentication
     } else {
         Exit::of(&error)
     };
     failure(exit, format!("{error:#}: {}", printable(last.trim())))
+}
+
+/// The program that wrote the last message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MessageSource {
+    /// ssh, before the login.
+    Ssh,
+    /// The host's shell, or the zmove there.
+    Host,
+}
+
+/// Returns the program that wrote the last message before this error, or `None` if no message belongs to the error.
+const fn message_source(error: &SshError) -> Option<MessageSource> {
+    match error {
+        SshError::NotReached { .. } => Some(MessageSource::Ssh),
+        SshError::NoProgram { .. }
+        | SshError::NotExecutable { .. }
+        | SshError::Early { .. }
+        | SshError::Silent { .. }
+        | SshError::Nonsense { .. } => Some(MessageSource::Host),
+        _ => None,
+    }
 }
 
 fn ssh_error(error: &anyhow::Error) -> Option<&SshError> {
@@ -77,7 +96,22 @@ const WORDS_BYTES_MAX: u64 = 16 << 10;
 
 #[cfg(test)]
 mod tests {
+    use zmove_engine::RemoteOutput;
+
     use super::*;
+
+    #[test]
+    fn the_host_explains_each_error_after_the_login() {
+        let [remote, zmove] = ["dtn", "zmove"].map(str::to_owned);
+        let error = SshError::NotExecutable {
+            remote,
+            zmove,
+            printed: RemoteOutput::default(),
+        };
+        assert_eq!(message_source(&error), Some(MessageSource::Host));
+        let error = SshError::Wait(std::io::ErrorKind::Other.into());
+        assert_eq!(message_source(&error), None);
+    }
 
     #[test]
     fn a_refused_key_is_told_from_a_path_that_is_down() {
