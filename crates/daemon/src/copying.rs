@@ -315,6 +315,7 @@ async fn push(
         login: None,
     };
     let settings = dial_settings(order, Fingerprint(key), copies.identity());
+    let can_be_repeated = fetch.open.can_be_repeated();
     let quota: Arc<dyn PeerQuota> = Arc::new(KeyQuota(checked.quota.clone()));
     let search = Arc::new(RepeatedSearch {
         fetch,
@@ -334,7 +335,11 @@ async fn push(
                     begun: AtomicBool::new(false),
                 },
             },
-            timeout: patience,
+            timeout: if can_be_repeated {
+                patience
+            } else {
+                Timeout::NONE
+            },
             busy_timeout: patience,
         },
         job: &again,

@@ -107,6 +107,14 @@ impl Open {
             extensions: Extensions::NONE,
         }
     }
+
+    /// Returns whether another session may follow one that lost its connections. A receiver that was killed may have
+    /// left a partly changed file with a newer timestamp than the source. With [`Overwrite::Older`], the next session
+    /// would skip this file, and the transfer would seem to succeed.
+    #[must_use]
+    pub fn can_be_repeated(&self) -> bool {
+        !(self.inplace && self.overwrite == Overwrite::Older)
+    }
 }
 
 /// An interrupted session whose receiver has not confirmed the end and may still publish.

@@ -269,6 +269,23 @@ fn a_copy_goes_on_when_the_receiver_is_killed_and_comes_back() {
     assert_same(&world.site.source(), &world.site.target());
 }
 
+/// A killed host may have left a partly changed file that is newer than the source and would be skipped.
+#[test]
+fn a_copy_that_updates_in_place_is_not_begun_again() {
+    for kills_receiver in [false, true] {
+        let mut world = World::new();
+        let client = world.under_way(&["--inplace", "--update"]);
+        if kills_receiver {
+            world.receiver.kill();
+            world.receiver = again("server", &world, &world.receiver);
+        } else {
+            world.sender.kill();
+            world.sender = again("sender", &world, &world.sender);
+        }
+        finish(client).expect(12);
+    }
+}
+
 #[test]
 fn a_copy_whose_sender_is_killed_goes_on_when_that_is_back() {
     let mut world = World::new();

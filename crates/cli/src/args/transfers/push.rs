@@ -177,12 +177,10 @@ impl PushArgs {
         }
     }
 
-    /// Returns the time for which the transfer tries to reconnect after its connections were lost.
+    /// Returns the time for which the transfer tries to reconnect after its connections were lost. The rule is that of
+    /// `Open::can_be_repeated`.
     pub(crate) fn retry_timeout(&self) -> Timeout {
-        // A receiver that was killed may have left a partly changed file with a newer timestamp than the source. With
-        // `--update`, the retry would skip this file, and the transfer would seem to succeed.
-        let would_keep_broken = self.inplace && self.update;
-        if would_keep_broken {
+        if self.inplace && self.update {
             Timeout::NONE
         } else {
             self.timeout
