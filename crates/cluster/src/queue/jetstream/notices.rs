@@ -276,6 +276,12 @@ impl NoticeBoard {
         self.connection.server_mismatch()
     }
 
+    /// Returns whether the broker is connected. Without a connection, notices that are not repeated must wait.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !self.connection.is_lost()
+    }
+
     /// Sends a notice to all nodes if the broker is connected. Without a connection, the notice is dropped: it would
     /// wait in a bounded queue and arrive late. A notice that is too long for the broker is dropped too, and work
     /// continues without it.

@@ -210,7 +210,11 @@ impl<'a> Member<'a> {
     }
 
     /// Sends this node's report about a job to the head. Before the report, sends the failures since the last report.
+    /// Each failure is sent once, so the failures wait until the broker is connected.
     async fn report_job(&self, id: SharedJobId, job: &Job, state: NodeState) {
+        if !self.notices.is_connected() {
+            return;
+        }
         for trouble in job.part.take_problems() {
             let trouble = (trouble.notice)(self.failure(id, trouble.message));
             self.notices.tell(&trouble).await;
