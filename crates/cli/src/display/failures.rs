@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustix::io::Errno;
 use serde_json::{Value, json};
+use zmove_wire::FaultCode;
 
 use crate::display::terminal;
 use crate::value::cause::errno_name;
@@ -32,10 +34,9 @@ impl Failures {
     /// Counts a failure. Returns true if the failure must be printed, which applies to the first failures of each kind.
     pub(crate) fn count(&mut self, message: &str) -> bool {
         let kind = kind(message);
-        let known = ADVICE
-            .iter()
-            .find(|(side, cause, _)| kind.starts_with(side) && kind.contains(cause));
-        self.advice.extend(known.map(|(_, _, advice)| *advice));
+        if !self.kinds.contains_key(&kind) {
+            self.advice.extend(advice_for(&kind));
+        }
         let is_one_too_many = self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind);
         let failures = self
             .kinds
@@ -128,6 +129,15 @@ pub(crate) fn without_places(message: &str) -> &str {
     }
 }
 
+/// Returns the advice for failures of a kind. A failure is available only as text, because it may come from another
+/// process, so the text is compared with the message of each code.
+fn advice_for(kind: &str) -> Option<&'static str> {
+    let known = ADVICE
+        .iter()
+        .find(|(side, code, _)| kind.starts_with(side) && kind.contains(&code.to_string()));
+    known.map(|(_, _, advice)| *advice)
+}
+
 /// Returns a message without its names. All text from the first quotation mark to the last is removed.
 fn kind(message: &str) -> String {
     match (message.find('\''), message.rfind('\'')) {
@@ -142,17 +152,21 @@ fn kind(message: &str) -> String {
 const NAMED_MAX: u64 = 10;
 /// Maximum number of kinds that are distinguished. Messages may contain numbers in addition to names.
 const KINDS_MAX: usize = 100;
-/// The side, the system's message and the advice for causes that the user can remove. The first match counts.
-const ADVICE: [(&str, &str, &str); 8] = [
-    ("receiver: ", "no inodes are free", FREE_INODES),
-    ("receiver: ", "No space left on device", MAKE_ROOM),
-    ("receiver: ", "quota exceeded", RAISE_QUOTA),
-    ("receiver: ", "Permission denied", PERMIT),
-    ("receiver: ", "Read-only file system", REMOUNT),
-    ("receiver: ", "File name too long", SHORTEN),
-    ("receiver: ", "File too large", SPLIT),
-    ("sender: ", "Permission denied", PERMIT_READING),
+/// The side, the code and the advice for causes that the user can remove. The first match counts, because the message
+/// of `NoInodes` contains that of `ENOSPC`.
+const ADVICE: [(&str, FaultCode, &str); 8] = [
+    ("receiver: ", FaultCode::NoInodes, FREE_INODES),
+    ("receiver: ", os(Errno::NOSPC), MAKE_ROOM),
+    ("receiver: ", os(Errno::DQUOT), RAISE_QUOTA),
+    ("receiver: ", os(Errno::ACCESS), PERMIT),
+    ("receiver: ", os(Errno::ROFS), REMOUNT),
+    ("receiver: ", os(Errno::NAMETOOLONG), SHORTEN),
+    ("receiver: ", os(Errno::FBIG), SPLIT),
+    ("sender: ", os(Errno::ACCESS), PERMIT_READING),
 ];
+const fn os(error: Errno) -> FaultCode {
+    FaultCode::Os(error.raw_os_error())
+}
 const FREE_INODES: &str = once_there_is_room!(
     "receiver: The file system has free space, but no free inodes ('df -i' shows them). Remove files there, or use a \
      file system with more inodes."
@@ -176,8 +190,6 @@ const OTHERS: &str = "failures of other kinds";
 
 #[cfg(test)]
 mod tests {
-    use zmove_wire::FaultCode;
-
     use super::*;
 
     #[test]
@@ -200,16 +212,15 @@ mod tests {
         let mut failures = Failures::default();
         failures.count("sender: read 'x': No space left on device (os error 28)");
         assert_eq!(failures.advice().next(), None, "that is no room here");
-        for (cause, advice) in [
-            (FaultCode::Os(28), MAKE_ROOM),
-            (FaultCode::NoInodes, FREE_INODES),
-            (FaultCode::Os(122), RAISE_QUOTA),
-        ] {
+        for (side, cause, advice) in ADVICE {
             let mut failures = Failures::default();
-            failures.count(&format!("receiver: create 'x': {cause}"));
-            failures.count(&format!("receiver: create 'y': {cause}"));
+            failures.count(&format!("{side}create 'x': {cause}"));
+            failures.count(&format!("{side}create 'y': {cause} (at dtn2)"));
             assert_eq!(failures.advice().collect::<Vec<_>>(), [advice]);
         }
+        // The words of a cause may also be those of a program, a plug-in or another cause.
+        failures.count("receiver: verify 'x': the proxy says: Permission denied");
+        assert_eq!(failures.advice().next(), None);
     }
 
     #[test]
