@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::fs::{Dir, FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use zmove_disk::{PathCause, Roots, Task, Turn, open_beneath};
+use zmove_disk::{PathCause, Roots, Task, Turn, list_directory, open_beneath};
 use zmove_receiver::{Charge, Quota, choose_root, without_dots};
 use zmove_scan::{ScanRoot, glob_matches, is_glob, means_contents};
 use zmove_types::{Escaped, Name, RelPath};
@@ -359,7 +359,7 @@ impl Search<'_> {
     ) -> Result<(), Refusal> {
         let entries = ground
             .open_directory(path)
-            .and_then(|directory| Ok(Dir::read_from(directory)?));
+            .and_then(|directory| Ok(list_directory(directory)?));
         for entry in entries.into_iter().flatten().map_while(Result::ok) {
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") {

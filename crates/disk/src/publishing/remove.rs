@@ -13,13 +13,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, DirEntry, FileType, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use zmove_types::{FileNumber, HashOnlySet, Name, RelPath};
 
 use crate::metadata::entry::open_despite_mode::EntryHandle;
 use crate::metadata::entry::{is_directory, number_of};
-use crate::opening::by_name::open_at;
+use crate::opening::by_name::{list_directory, open_at};
 use crate::opening::tree::{DIRECTORY, Tree, make_writable, open_parent};
 use crate::publishing::final_names::remove;
 use crate::publishing::lease::Lease;
@@ -352,7 +352,7 @@ impl<'a, F: FnMut(&[Name], io::Error)> Removal<'a, F> {
         let Some(here) = &self.here else {
             return Ok(());
         };
-        for entry in Dir::read_from(here)? {
+        for entry in list_directory(here)? {
             if should_stop() || matches!(self.process_entry(&entry?)?, ListingStep::Stop) {
                 break;
             }

@@ -35,7 +35,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Access, AtFlags, Dir, Mode};
+use rustix::fs::{Access, AtFlags, Mode};
 use rustix::io::Errno;
 use thiserror::Error;
 use zmove_types::{Beginning, Name, RelPath, SharedJobId};
@@ -44,7 +44,7 @@ use self::job_session::is_missing;
 use self::proof::{create_with_proof, is_own, make, open, proof_name};
 use crate::metadata::entry::xattrs::Descriptor;
 use crate::metadata::entry::{FileIdentity, number_at, set_file_mtime};
-use crate::opening::by_name::{remove_directory_at, stat_at};
+use crate::opening::by_name::{list_directory, remove_directory_at, stat_at};
 use crate::opening::tree::Tree;
 use crate::publishing::lease::Lease;
 use crate::publishing::remove::{RemovalBudget, remove_entries_within};
@@ -299,7 +299,7 @@ impl SharedJobDirectory {
     /// Removes the entries of the directory, the proof last. Fails once no entry was removed for `patience`, or once
     /// `should_stop` returns true.
     fn clear(&self, patience: Duration, should_stop: impl Fn() -> bool) -> io::Result<()> {
-        let entries = match Dir::read_from(&self.directory) {
+        let entries = match list_directory(&self.directory) {
             Err(Errno::NOENT | Errno::STALE) => return Ok(()),
             entries => entries?,
         };

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{Dir, DirEntry, FileType};
+use rustix::fs::{DirEntry, FileType};
 use rustix::io::Errno;
-use zmove_disk::{JOURNAL_PREFIX, READ, open_at, own_process};
+use zmove_disk::{JOURNAL_PREFIX, READ, list_directory, open_at, own_process};
 use zmove_types::{Name, TransferId};
 
 use crate::resume::journal::{self, UnfinishedFile};
@@ -33,7 +33,7 @@ pub(crate) fn journals_in(
     directory: &OwnedFd,
 ) -> io::Result<impl Iterator<Item = io::Result<OpenedJournal>>> {
     let opened = |entry: rustix::io::Result<DirEntry>| open(directory, &entry?);
-    Ok(Dir::read_from(directory)?.filter_map(move |entry| opened(entry).transpose()))
+    Ok(list_directory(directory)?.filter_map(move |entry| opened(entry).transpose()))
 }
 
 /// Returns the files of all journals, with their flushed groups. Skips journals longer than `bytes_max`.

@@ -15,9 +15,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use zmove_disk::{DirectoryModes, Tree, remove_entries, remove_open_directory};
+use zmove_disk::{DirectoryModes, Tree, list_directory, remove_entries, remove_open_directory};
 use zmove_types::{Name, RelPath};
 
 use crate::sweep::SweepEvent;
@@ -222,7 +222,7 @@ fn fresh_name() -> io::Result<Name> {
 /// Returns the names of the directory's entries for which `wanted` returns true.
 fn names(directory: BorrowedFd<'_>, wanted: impl Fn(&Name) -> bool) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
-    for entry in Dir::read_from(directory)? {
+    for entry in list_directory(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if !matches!(name, b"." | b"..") {

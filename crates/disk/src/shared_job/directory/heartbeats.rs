@@ -24,7 +24,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Dir, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use zmove_types::{Name, SharedJobId};
 
@@ -273,7 +273,7 @@ fn is_own(parent: BorrowedFd<'_>, job: SharedJobId) -> bool {
 fn read_heartbeats(parent: BorrowedFd<'_>, job: SharedJobId) -> io::Result<Vec<(Name, Beat)>> {
     let directory = open_at(parent, name_of(job), DIRECTORY)?;
     let mut found = Vec::new();
-    for entry in Dir::read_from(&directory)? {
+    for entry in list_directory(&directory)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name.starts_with(HEARTBEAT_PREFIX.as_bytes())

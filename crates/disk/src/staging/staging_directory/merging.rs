@@ -11,12 +11,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{Dir, FileType};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use zmove_types::{FileNumber, Name, RelPath};
 
 use crate::metadata::entry::{number_at, number_of};
-use crate::opening::by_name::{open_at, remove_directory_at};
+use crate::opening::by_name::{list_directory, open_at, remove_directory_at};
 use crate::opening::tree::{DIRECTORY, open_parent};
 use crate::publishing::final_names::rename;
 use crate::publishing::lease::Lease;
@@ -170,7 +170,7 @@ impl<'a, 'b> Merge<'a, 'b> {
     /// Moves the current entries of the deepest directory. Returns whether the directory contained entries that had not
     /// been given up before.
     fn move_entries(&mut self) -> bool {
-        let entries = match Dir::read_from(&self.here.from)
+        let entries = match list_directory(&self.here.from)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         {
             Ok(entries) => entries,
