@@ -2,7 +2,6 @@
 //! nothing.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
