@@ -18,7 +18,7 @@ use zmove_scan::{
 };
 use zmove_types::{Beginning, Escaped, GROUP_BYTES, Lock, Name, RelPath, SharedJobId};
 use zmove_wire::limits::JOB_GRANT_BYTES_MAX;
-use zmove_wire::{JobGrant, NodeName, Open, SharedJobOpening, SignedJobGrant, TargetShape};
+use zmove_wire::{JobGrant, Open, SharedJobOpening, SignedJobGrant, TargetShape};
 
 use crate::error::{SessionEnd, WorkError};
 
@@ -30,8 +30,6 @@ pub use self::tally::Tally;
 pub struct SharedJob {
     /// Id of the job.
     pub id: SharedJobId,
-    /// Name of this node.
-    pub node: NodeName,
     /// The sources, with the same paths on all sending nodes.
     pub sources: Vec<ScanRoot>,
     /// The opening that is sent to each receiver.
@@ -100,7 +98,6 @@ impl SharedJob {
     #[must_use]
     pub fn new(
         id: SharedJobId,
-        node: NodeName,
         sources: Vec<ScanRoot>,
         open: Open,
         mut config: SenderConfig,
@@ -109,7 +106,6 @@ impl SharedJob {
         let source_marks = vec![None; sources.len()];
         Self {
             id,
-            node,
             sources,
             open,
             config,
@@ -173,16 +169,13 @@ impl SharedJob {
 
     /// Returns the opening of a session. `beginning` decides whether the session may start the job or only join it.
     pub(crate) fn opening(&self, beginning: Beginning) -> Open {
-        let job = self.id;
-        let node = self.node.clone();
-        let shared_job = Some(Box::new(SharedJobOpening {
-            job,
+        let part = SharedJobOpening {
+            job: self.id,
             beginning,
             leads: self.view == NodeRole::Head,
-            node,
-        }));
+        };
         Open {
-            shared_job,
+            shared_job: Some(Box::new(part)),
             ..self.open.clone()
         }
     }

@@ -8,7 +8,7 @@ use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::MarkedPath;
 use zmove_sender::{Feeder, Push};
 use zmove_types::{Beginning, NoObserver, Observer, RelPath, SharedJobId};
-use zmove_wire::{NodeName, Open};
+use zmove_wire::Open;
 
 use crate::job::{Receiver, SharedJob};
 use crate::mover::Mover;
@@ -36,7 +36,6 @@ pub(crate) fn item_of(source: u32, work: ItemWork) -> WorkItem {
 pub(crate) fn job() -> SharedJob {
     SharedJob::new(
         JOB,
-        NodeName::new("head").unwrap(),
         Vec::new(),
         Open::new(b"t".to_vec(), [0; 16]),
         SenderConfig::default(),

@@ -83,7 +83,7 @@ mod tests {
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
     use zmove_types::{Beginning, Name, SharedJobId};
-    use zmove_wire::{JobGrant, NodeName, SharedJobOpening, SignedJobGrant, TargetShape};
+    use zmove_wire::{JobGrant, SharedJobOpening, SignedJobGrant, TargetShape};
 
     const NODE: Fingerprint = Fingerprint([1; 32]);
     const RECEIVER: Fingerprint = Fingerprint([2; 32]);
@@ -96,12 +96,10 @@ mod tests {
     }
 
     fn opening(target: &str, job: u8) -> Open {
-        let node = NodeName::new("b").unwrap();
         let part = SharedJobOpening {
             job: SharedJobId([job; 16]),
             beginning: Beginning::UnderWay,
             leads: false,
-            node,
         };
         Open {
             shared_job: Some(Box::new(part)),
@@ -368,12 +366,11 @@ mod tests {
             .contains("other options")
         );
         let tops = vec![Name::from_bytes(b"n").unwrap()];
-        let mut other = Open {
+        let other = Open {
             run: [5; 16],
             shape: TargetShape::Directory { tops },
             ..opening("t", 7)
         };
-        other.shared_job.as_mut().unwrap().node = NodeName::new("c").unwrap();
         session.redeem(&other).unwrap();
     }
 

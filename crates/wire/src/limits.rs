@@ -158,8 +158,6 @@ pub const HASHED_MAX: usize = 1024;
 
 /// Maximum number of requests about a shared job, other than pings, without an answer in one session.
 pub const JOB_ORDERS_OUTSTANDING_MAX: usize = 64;
-/// Maximum length of the name of a node in a shared job, in bytes.
-pub const NODE_BYTES_MAX: usize = 64;
 /// Maximum number of ranges of missing groups in one answer.
 pub const MISSING_RANGES_MAX: usize = 1024;
 

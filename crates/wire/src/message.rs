@@ -58,7 +58,7 @@ pub use open::{
 pub use probe::{SampleTime, Sampled, SweepOrder, Swept, SweptSize};
 pub use relay::{FileHash, FileTotal, Relay, TransferProgress};
 pub use shared_job::{
-    GroupRange, NodeName, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
+    GroupRange, SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest,
     SharedJobResult,
 };
 pub use summary::{

@@ -9,8 +9,8 @@ use zmove_transport::{
 };
 use zmove_types::{Beginning, SharedJobId, TransferId};
 use zmove_wire::{
-    Compare, Durability, Extensions, Fetch, Fetching, Greeting, Intent, NodeName, Open, Opened,
-    Role, SharedJobOpening, SourcePath, TargetState, ToReceiver, ToSender, ToSource, Waiting,
+    Compare, Durability, Extensions, Fetch, Fetching, Greeting, Intent, Open, Opened, Role,
+    SharedJobOpening, SourcePath, TargetState, ToReceiver, ToSender, ToSource, Waiting,
     decode_message, encode_message,
 };
 
@@ -149,7 +149,6 @@ fn openings() -> Vec<(&'static str, Open)> {
         job: SharedJobId([9; 16]),
         beginning: Beginning::Allowed,
         leads: true,
-        node: NodeName::new("n").unwrap(),
     };
     let inspect = |run| Open {
         intent: Intent::Inspect,

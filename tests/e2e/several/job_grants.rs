@@ -16,7 +16,7 @@ use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_transport::{Access, DialOptions, Grant, Identity, TransportChoice};
 use zmove_types::{NoObserver, RelPath, SharedJobId};
-use zmove_wire::{Durability, Extension, Extensions, JobGrant, NodeName, Open, SignedJobGrant};
+use zmove_wire::{Durability, Extension, Extensions, JobGrant, Open, SignedJobGrant};
 
 use crate::commands::jobs::wait_for;
 use crate::several::clusters::has_nats_server;
@@ -120,8 +120,7 @@ impl Lab {
             durability: Durability::End,
             ..Open::new(target.into(), [0; 16])
         };
-        let node = NodeName::new("n").unwrap();
-        SharedJob::new(JOB, node, sources, open, SenderConfig::default())
+        SharedJob::new(JOB, sources, open, SenderConfig::default())
     }
 
     fn reached(&self, name: &str, transport: TransportChoice) -> Vec<Receiver> {

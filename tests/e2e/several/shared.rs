@@ -19,9 +19,9 @@ use zmove_types::{
 };
 use zmove_wire::{
     Batch, BatchEntry, Cipher, DirectoryGroup, Durability, FaultCode, FileEntry, FileHead,
-    FrameHeader, FrameKind, Greeting, NodeName, Open, Operation, RefusalCode, Role,
-    SharedJobAnswer, SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult,
-    ToReceiver, ToSender, decode_message, encode_message,
+    FrameHeader, FrameKind, Greeting, Open, Operation, RefusalCode, Role, SharedJobAnswer,
+    SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, ToReceiver, ToSender,
+    decode_message, encode_message,
 };
 
 use crate::security::intruder::{frame, metadata, name, path};
@@ -114,7 +114,6 @@ impl Cluster {
             job: JOB,
             beginning: Beginning::Allowed,
             leads: true,
-            node: NodeName::new("mover").unwrap(),
         };
         let open = Open {
             durability: Durability::End,

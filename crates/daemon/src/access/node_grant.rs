@@ -95,19 +95,17 @@ impl NodeGrant {
         tokio::time::sleep(end.duration_since(SystemTime::now()).unwrap_or_default()).await;
     }
 
-    /// Refuses an opening other than the granted one. The name of the node, the id of the run, and the names that may
-    /// be created directly in the target directory may differ from the granted opening.
+    /// Refuses an opening other than the granted one. The id of the run, and the names that may be created
+    /// directly in the target directory, may differ from the granted opening.
     pub(crate) fn check_opening(&self, open: &Open) -> Result<(), Refusal> {
         let mut asked = Open {
             run: self.open.run,
             ..open.clone()
         };
-        let granted = self.open.shared_job.as_ref();
-        let Some((granted, part)) = granted.zip(asked.shared_job.as_mut()) else {
+        if asked.shared_job.is_none() {
             return Err(denied("the grant is only for a part of a job"));
-        };
-        part.node = granted.node.clone();
-        if part != granted {
+        }
+        if asked.shared_job != self.open.shared_job {
             return Err(denied("the grant is for another job"));
         }
         if matches!(asked.shape, TargetShape::Directory { .. }) {

@@ -14,7 +14,7 @@ use zmove_wire::{
     Fault, FaultCode, Fetch, Fetching, FileDone, FileGroups, FileHash, Finished, FoundSoFar,
     GrantOrder, GroupHashes, GroupRange, Held, HostAddress, Intent, JobGrant, LaneOrder,
     LearnedSettings, Leftover, LeftoverFate, LeftoverKind, ListOrder, Mapping, Missed, NameRange,
-    NodeName, NotKept, NotKeptReason, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport,
+    NotKept, NotKeptReason, Open, Opened, Operation, Overwrite, OwnerOrder, PathReport,
     PreserveOptions, Proof, PublishedItem, Question, Refusal, RefusalCode, Relay, RemovalOrder,
     Remove, RemoveGroup, Reply, Request, Role, RuleText, SampleTime, Sampled, SharedJobAnswer,
     SharedJobOpening, SharedJobOrder, SharedJobRequest, SharedJobResult, SignedJobGrant,
@@ -54,12 +54,10 @@ pub(crate) fn to_source() -> Vec<Vec<u8>> {
 }
 
 pub(crate) fn job_grant() -> Vec<Vec<u8>> {
-    let node = NodeName::new("b").expect("it is a name");
     let part = SharedJobOpening {
         job: SharedJobId([9; 16]),
         beginning: Beginning::UnderWay,
         leads: false,
-        node,
     };
     let tops = vec![name("run7")];
     let granted = Open {
@@ -366,12 +364,10 @@ fn job_orders() -> Vec<ToReceiver> {
 
 /// Returns the opening of a transfer that is part of a job.
 fn in_a_job() -> Open {
-    let node = NodeName::new("dtn1").expect("it is a name");
     let shared_job = Some(Box::new(SharedJobOpening {
         job: SharedJobId([3; 16]),
         beginning: Beginning::Allowed,
         leads: true,
-        node,
     }));
     Open {
         shared_job,

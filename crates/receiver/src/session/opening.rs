@@ -187,9 +187,7 @@ pub(super) async fn resolve(
                 PartStore::new(config.journals, transfer, owner, &target.tree, &quota)
             }
             Some(part) => {
-                // The owner also contains the node, for messages. The device is omitted, because device numbers differ
-                // between hosts.
-                let owner = format!("{owner} {}", part.node);
+                // The device is left out because device numbers differ between hosts.
                 let begin = Begin {
                     device: 0,
                     ..begin(transfer, owner, &target.tree)

@@ -27,7 +27,7 @@ use zmove_types::{
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
-    GroupRange, Intent, NodeName, Open, PreserveOptions, Proof, Refusal, RefusalCode,
+    GroupRange, Intent, Open, PreserveOptions, Proof, Refusal, RefusalCode,
     SharedJobAnswer, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message,
     encode_message,
 };
@@ -73,7 +73,6 @@ fn part() -> SharedJobOpening {
         job: JOB,
         beginning: Beginning::Allowed,
         leads: true,
-        node: NodeName::new("n").unwrap(),
     }
 }
 

@@ -132,7 +132,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use zmove_transport::control_pair;
     use zmove_types::SharedJobId;
-    use zmove_wire::{NodeName, SharedJobOpening};
+    use zmove_wire::SharedJobOpening;
 
     use super::*;
     use crate::control::relay::NoQuota;
@@ -153,12 +153,10 @@ mod tests {
             relay: None,
             quota: Arc::new(NoQuota),
         };
-        let node = NodeName::new("a").unwrap();
         let shared_job = Some(Box::new(SharedJobOpening {
             job: SharedJobId([1; 16]),
             beginning,
             leads: true,
-            node,
         }));
         let open = Open {
             shared_job,

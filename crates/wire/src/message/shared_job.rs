@@ -4,16 +4,11 @@
 //! [`SharedJobOrder::Settle`] requests that all stored files are flushed and renamed into place. The groups of a large
 //! file arrive over several sessions, so [`SharedJobOrder::Commit`] renames such a file into place.
 
-use std::fmt;
-
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use zmove_types::{Beginning, SharedJobId};
 
 use super::{EntryFault, FaultCode, NotKept, Operation, bytes, list};
-use crate::limits::{
-    BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSED_MAX, MISSING_RANGES_MAX, NODE_BYTES_MAX,
-};
+use crate::limits::{BATCH_ENTRIES_MAX, FRAME_HEAD_BYTES_MAX, MISSED_MAX, MISSING_RANGES_MAX};
 
 /// The membership of a session in a shared job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,35 +20,6 @@ pub struct SharedJobOpening {
     /// Whether the sender leads the job. If so, the receiver writes a heartbeat file that shows other receivers that
     /// the job is alive.
     pub leads: bool,
-    /// The sender's node.
-    pub node: NodeName,
-}
-
-/// The name of a node: letters, digits, `.`, `-` and `_`, at most [`NODE_BYTES_MAX`] bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NodeName(String);
-
-impl NodeName {
-    /// Creates a name, or returns `None` if the text is not valid.
-    #[must_use]
-    pub fn new(name: &str) -> Option<Self> {
-        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-        let is_name = (1..=NODE_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_part);
-        is_name.then(|| Self(name.to_owned()))
-    }
-}
-
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<'de> Deserialize<'de> for NodeName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = <&str>::deserialize(deserializer)?;
-        Self::new(name).ok_or_else(|| D::Error::custom("the name of a node"))
-    }
 }
 
 /// A request about the shared job of a session.
@@ -157,30 +123,23 @@ mod tests {
     use crate::message::{NotKeptReason, ToReceiver, ToSender, decode_message, encode_message};
 
     fn part() -> SharedJobOpening {
-        let node = NodeName::new("dtn-1.example").unwrap();
         SharedJobOpening {
             job: SharedJobId([7; 16]),
             beginning: Beginning::Allowed,
             leads: true,
-            node,
         }
     }
 
     #[test]
     fn a_part_that_makes_no_sense_is_refused() {
         let bytes = encode_message(&part())[4..].to_vec();
-        assert_eq!(bytes[16..19], [1, 1, 13], "beginning, lead, name");
+        assert_eq!(bytes[16..], [1, 1], "beginning, lead");
         assert_eq!(decode_message(&bytes), Ok(part()));
-        let is_refused = |beginning: u8, node: &[u8]| {
-            let length = u8::try_from(node.len()).unwrap();
-            let bytes = [&[7; 16], &[beginning, 0, length][..], node].concat();
+        let is_refused = |beginning: u8| {
+            let bytes = [&[7; 16], &[beginning, 0][..]].concat();
             decode_message::<SharedJobOpening>(&bytes).is_err()
         };
-        assert!(!is_refused(0, b"n"));
-        for node in [&b""[..], b"a/b", b"\xff", &[b'n'; 65]] {
-            assert!(is_refused(0, node), "{node:?}");
-        }
-        assert!(is_refused(2, b"n"));
+        assert!(!is_refused(0) && is_refused(2));
     }
 
     #[test]

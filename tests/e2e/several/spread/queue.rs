@@ -15,7 +15,7 @@ use zmove_cluster::{
 use zmove_engine::{DialSettings, NoListener, Remote, SenderConfig};
 use zmove_scan::ScanRoot;
 use zmove_types::{NoObserver, Observer, RelPath};
-use zmove_wire::{Durability, NodeName, Open};
+use zmove_wire::{Durability, Open};
 
 use super::Spread;
 use crate::security::deceiver::Failures;
@@ -157,8 +157,7 @@ impl Spread {
             durability: Durability::End,
             ..Open::new(b"t".to_vec(), [0; 16])
         };
-        let node = NodeName::new("sender").unwrap();
-        SharedJob::new(JOB, node, sources, open, SenderConfig::default()).with_marks()
+        SharedJob::new(JOB, sources, open, SenderConfig::default()).with_marks()
     }
 
     fn lead_job<W: WorkQueue>(

@@ -12,12 +12,12 @@ use zmove_cluster::{
     Head, JobEnd, JobError, JobPhase, Node, Receiver, SessionEnd, SharedJob, WorkQueue,
 };
 use zmove_engine::{DialSettings, Listener, Notice, Remote, Sources, Summary, fresh_transfer};
-use zmove_jobs::{Party, host_name};
+use zmove_jobs::Party;
 use zmove_sender::SenderConfig;
 use zmove_tools::sweep::Shares;
 use zmove_transport::{Fingerprint, SharedRate};
 use zmove_types::{ByteCount, ByteRate, MetadataKinds, SharedJobId};
-use zmove_wire::{DirectoryReplacement, NodeName, Open, PreserveOptions, TargetShape};
+use zmove_wire::{DirectoryReplacement, Open, PreserveOptions, TargetShape};
 
 use crate::commands::participants::Participants;
 use crate::commands::transfer::exit_of;
@@ -220,13 +220,7 @@ pub(crate) fn job(
         silence_max: RECEIVER_SILENCE_MAX,
         ..settings.sender(&storage)
     };
-    Ok(SharedJob::new(id, own_node(), job.sources, open, config))
-}
-
-fn own_node() -> NodeName {
-    NodeName::new(&host_name())
-        .or_else(|| NodeName::new("sender"))
-        .expect("this is a name")
+    Ok(SharedJob::new(id, job.sources, open, config))
 }
 
 /// Returns the shape of a target with several receivers. Even a single source file is placed inside a directory.

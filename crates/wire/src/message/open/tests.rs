@@ -5,8 +5,8 @@ use zmove_types::{Beginning, SharedJobId};
 use super::*;
 use crate::error::WireError;
 use crate::message::{
-    CopyOrder, Fetch, GrantOrder, JobGrant, NodeName, SignedJobGrant, ToReceiver, ToSender,
-    ToSource, copy, decode_message, encode_message, fetch,
+    CopyOrder, Fetch, GrantOrder, JobGrant, SignedJobGrant, ToReceiver, ToSender, ToSource, copy,
+    decode_message, encode_message, fetch,
 };
 use crate::{Extension, message::Fetching};
 
@@ -40,7 +40,6 @@ fn an_opening_with_all_options_is_pinned() {
         job: SharedJobId([5; 16]),
         beginning: Beginning::Allowed,
         leads: true,
-        node: NodeName::new("n").unwrap(),
     };
     let open = ToReceiver::Open(Open {
         shape: TargetShape::Single {
@@ -80,8 +79,7 @@ fn an_opening_with_all_options_is_pinned() {
         &[9; 32],
         &[1, 0xAC, 2, 1, 0, 1],
         &[5; 16],
-        &[1, 1, 1, b'n'],
-        &[2, 1, 3, b'*', b'.', b'o', 1, 0],
+        &[1, 1, 2, 1, 3, b'*', b'.', b'o', 1, 0],
     ]
     .concat();
     assert_eq!(bytes[4..], expected);
