@@ -423,7 +423,8 @@ mod tests {
         close(&directory, &root);
         close(&directory, &root);
         assert!(late.has_ended());
-        let (from, to) = (&hidden, name("f"));
+        let from = NameAt::new(late.own(), &hidden);
+        let to = name("f");
         assert_ended(late.publish(&lease, from, NameAt::new(&root, &to), Replace::Existing));
         assert_ended(create(&late));
         assert_ended(open("other"));
@@ -511,7 +512,7 @@ mod tests {
             let told = session
                 .publish(
                     &Lease::constant(),
-                    &hidden,
+                    NameAt::new(session.own(), &hidden),
                     NameAt::new(&root, &name("f")),
                     replace,
                 )

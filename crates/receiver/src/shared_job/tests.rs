@@ -27,9 +27,8 @@ use zmove_types::{
 };
 use zmove_wire::{
     Compare, DirectoryGroup, Durability, Extraneous, FaultCode, FileEntry, FrameHeader, FrameKind,
-    GroupRange, Intent, Open, PreserveOptions, Proof, Refusal, RefusalCode,
-    SharedJobAnswer, SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message,
-    encode_message,
+    GroupRange, Intent, Open, PreserveOptions, Proof, Refusal, RefusalCode, SharedJobAnswer,
+    SharedJobOpening, SharedJobRequest, ToReceiver, ToSender, decode_message, encode_message,
 };
 
 use self::mover::Mover;

@@ -569,7 +569,7 @@ fn publish_hidden(
             let lease = target.tree.lease();
             let replace = target.view.policy.rules.replaces();
             let published = match target.job() {
-                Some(job) => job.publish(lease, hidden, place, replace),
+                Some(job) => job.publish(lease, NameAt::new(job.own(), hidden), place, replace),
                 None => publish_file(lease, &directory, hidden, name, replace),
             };
             published.map_err(with_operation(Operation::Rename))

@@ -112,34 +112,21 @@ impl JobSession {
         self.create(|| Staged::create_in(&self.own, new_files, mode))
     }
 
-    /// Renames an entry of the session's directory to its final name. If the entry replaces another one, restores the
-    /// time of the directory, because a repeated rename may follow the change of that time to its final value. If
-    /// another process sets the time between the rename and the restore, the new time is lost.
+    /// Renames an entry of a directory of the job to its final name. If the entry replaces another, the time of the
+    /// directory is preserved, because a repeated rename may happen after the directory's final time was set. If
+    /// another process sets that time between the two calls made here, the new time is lost.
     ///
     /// # Errors
     /// Returns the errors of [`publish_file`](crate::publish_file), and [`JOB_ENDED`](crate::JOB_ENDED).
     pub fn publish(
         &self,
         lease: &Lease,
-        hidden: &Name,
-        place: NameAt<'_>,
-        replace: Replace,
-    ) -> io::Result<()> {
-        self.publish_from(lease, NameAt::new(&self.own, hidden), place, replace)
-    }
-
-    /// Renames an entry of a directory of the job to its final name. See [`publish`](Self::publish).
-    fn publish_from(
-        &self,
-        lease: &Lease,
-        from @ NameAt {
-            directory: within,
-            name: hidden,
-        }: NameAt<'_>,
+        from: NameAt<'_>,
         place @ NameAt { directory, name }: NameAt<'_>,
         replace: Replace,
     ) -> io::Result<()> {
-        let staged = number_at(within, hidden).map_err(|error| self.job_ended_if_missing(error))?;
+        let staged = number_at(from.directory, from.name)
+            .map_err(|error| self.job_ended_if_missing(error))?;
         let is_there = number_at(directory, name).is_ok();
         let before = is_there.then(|| FileIdentity::of(directory)).transpose()?;
         let moved = publish_across(lease, from, place, replace);
@@ -216,32 +203,17 @@ impl JobSession {
             Err(_) => Ok(()),
         };
         let (fresh, ()) = make_hidden(self.own.as_fd(), free)?;
-        let made = self
-            .create(|| make(NameAt::new(&self.own, &fresh)))
-            .and_then(|made| {
-                if group == NewEntryGroup::OfDirectory {
-                    Inheritance::of(directory.as_fd())?.apply_group_to(&self.own, &fresh)?;
-                }
-                Ok(made)
-            });
-        self.publish_made(lease, made, &fresh, place, replace)
-    }
-
-    /// Renames an entry from its temporary name `fresh` to its final name. The temporary name is removed even after an
-    /// error.
-    fn publish_made<T>(
-        &self,
-        lease: &Lease,
-        made: io::Result<T>,
-        fresh: &Name,
-        place: NameAt<'_>,
-        replace: Replace,
-    ) -> io::Result<T> {
-        let published =
-            made.and_then(|made| self.publish(lease, fresh, place, replace).map(|()| made));
+        let from = NameAt::new(&self.own, &fresh);
+        let placed = self.create(|| make(from)).and_then(|made| {
+            if group == NewEntryGroup::OfDirectory {
+                Inheritance::of(directory.as_fd())?.apply_group_to(&self.own, &fresh)?;
+            }
+            self.publish(lease, from, place, replace)?;
+            Ok(made)
+        });
         // A rename does nothing if both names are links to the same file.
-        let _gone_as_a_rule = unlink_at(&self.own, fresh);
-        published
+        let _gone_as_a_rule = unlink_at(&self.own, &fresh);
+        placed
     }
 
     /// Opens the part of a large file, and creates it if it does not exist. Receivers on other hosts may write the same
@@ -397,7 +369,7 @@ impl JobSession {
         let from = NameAt::new(&self.parts, &retired);
         let is_it = |there| number_of(file).is_ok_and(|here| here == there);
         if number_at(&self.parts, &retired).is_ok_and(is_it) {
-            self.publish_from(lease, from, place, replace)?;
+            self.publish(lease, from, place, replace)?;
             // A rename does nothing if both names are links to the same file.
             let _gone_as_a_rule = unlink_at(&self.parts, &retired);
             return Ok(());
