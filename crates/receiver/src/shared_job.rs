@@ -32,7 +32,6 @@ use zmove_wire::{
     Batch, BatchEntry, FileHead, NotKept, Operation, SharedJobOrder, SharedJobResult, WireError,
 };
 
-use crate::shared_job::other_jobs::END_TIMEOUT;
 use crate::shared_job::session::SharedJobSession;
 use crate::store::failure::{Failure, FaultCause, failure, with_operation};
 use crate::store::publishing::publish_all;
@@ -140,7 +139,7 @@ impl SharedJobSession {
         let tree = &transfer.target.tree;
         let root = tree.open_directory(&RelPath::root()).map_err(&cannot)?;
         self.directory
-            .close(tree.lease(), &root, self.job, END_TIMEOUT)
+            .close(tree.lease(), &root, self.job)
             .map_err(cannot)
     }
 }

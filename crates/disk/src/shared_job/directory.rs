@@ -102,6 +102,9 @@ pub const JOURNAL_PREFIX: &str = "journal-";
 pub const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two attempts to open such a directory.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// The maximum time without progress while the directory of a job is removed, and the maximum time in all for a dead
+/// job. Late sessions may still create entries. It is shorter than the time for which a sender waits for an answer.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn is_absent(error: &SharedJobError) -> bool {
     matches!(error, SharedJobError::Io(error) if error.kind() == io::ErrorKind::NotFound)
@@ -207,26 +210,19 @@ impl SharedJobDirectory {
     }
 
     /// Ends the job and removes its directory from the target. Continues as long as entries can be removed, and gives
-    /// up after no entry was removed for `patience`. The caller may repeat the call if the result of an earlier call is
-    /// unknown.
+    /// up after no entry was removed for 20 s. The caller may repeat the call if the result of an earlier
+    /// call is unknown.
     ///
     /// # Errors
     /// Returns the system's error.
-    pub fn close(
-        &self,
-        lease: &Lease,
-        root: &OwnedFd,
-        job: SharedJobId,
-        patience: Duration,
-    ) -> io::Result<()> {
-        self.clear(patience, || false)?;
+    pub fn close(&self, lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
+        self.clear(END_TIMEOUT, || false)?;
         // The next session at this target removes any remaining entries.
-        let _best_effort = self.remove(lease, root, job, patience);
+        let _best_effort = self.remove(lease, root, job);
         Ok(())
     }
 
-    /// Ends a job whose head, the node that leads the job, has died. Removes the job's directory, and retries until
-    /// `patience` has passed.
+    /// Ends a job whose head, the node that leads the job, has died. Removes the job's directory.
     ///
     /// # Errors
     /// See [`SharedJobError`].
@@ -234,9 +230,8 @@ impl SharedJobDirectory {
         lease: &Lease,
         root: &Arc<OwnedFd>,
         job: SharedJobId,
-        patience: Duration,
     ) -> Result<(), SharedJobError> {
-        Ok(Self::open_with_proof(root, job)?.remove(lease, root, job, patience)?)
+        Ok(Self::open_with_proof(root, job)?.remove(lease, root, job)?)
     }
 
     /// Removes an empty directory of this user that has the name of a job but no proof. A receiver that was interrupted
@@ -247,18 +242,12 @@ impl SharedJobDirectory {
     }
 
     /// Removes the directory of an ended job from its target, and preserves the time and mode of the target. Sessions
-    /// that do not know about the end of the job may create entries until the directory is removed.
-    fn remove(
-        &self,
-        lease: &Lease,
-        root: &OwnedFd,
-        job: SharedJobId,
-        patience: Duration,
-    ) -> io::Result<()> {
+    /// that have not noticed the end may create entries in the directory until it is removed.
+    fn remove(&self, lease: &Lease, root: &OwnedFd, job: SharedJobId) -> io::Result<()> {
         let began = Instant::now();
-        let should_stop = || began.elapsed() > patience;
+        let should_stop = || began.elapsed() > END_TIMEOUT;
         loop {
-            self.clear(patience, should_stop)?;
+            self.clear(END_TIMEOUT, should_stop)?;
             match Self::try_to_remove(lease, root, job) {
                 Err(error)
                     if error.kind() == io::ErrorKind::DirectoryNotEmpty && !should_stop() => {}
@@ -368,7 +357,6 @@ mod tests {
     use zmove_types::Timestamp;
 
     pub(crate) const JOB: SharedJobId = SharedJobId([7; 16]);
-    pub(crate) const NOT_LONG: Duration = Duration::from_secs(10);
 
     pub(crate) fn place() -> (tempfile::TempDir, Arc<OwnedFd>) {
         let home = tempfile::tempdir().unwrap();
@@ -385,9 +373,7 @@ mod tests {
     }
 
     fn close(directory: &SharedJobDirectory, root: &OwnedFd) {
-        directory
-            .close(&Lease::constant(), root, JOB, NOT_LONG)
-            .unwrap();
+        directory.close(&Lease::constant(), root, JOB).unwrap();
     }
 
     fn name(text: &str) -> Name {
@@ -462,8 +448,8 @@ mod tests {
         let session = begin(&root, "a");
         create(&session).unwrap();
         let directory = job(&root);
-        let closed = directory.close(&Lease::constant(), &root, JOB, Duration::ZERO);
-        closed.unwrap();
+        directory.clear(Duration::ZERO, || false).unwrap();
+        close(&directory, &root);
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     }
 

@@ -27,7 +27,7 @@ use zmove_wire::{Fault, FaultCode, Leftover, LeftoverFate, LeftoverKind, Operati
 use crate::config::ReceiverConfig;
 use crate::resume::journal::{CleanMode, birth, parts_in_use};
 use crate::rights::quota::{Charge, Quota};
-use crate::shared_job::other_jobs::{CHECK_INTERVAL, END_TIMEOUT};
+use crate::shared_job::other_jobs::CHECK_INTERVAL;
 
 /// A running cleanup of one tree.
 #[derive(Debug)]
@@ -290,7 +290,7 @@ impl Cleaner {
         let lease = self.tree.lease();
         let goes = match (self.mode, sign) {
             (CleanMode::Remove, Liveness::Dead) => {
-                match SharedJobDirectory::end_dead(lease, parent, job, END_TIMEOUT) {
+                match SharedJobDirectory::end_dead(lease, parent, job) {
                     Err(SharedJobError::Io(error)) => {
                         return self.failed(path, Operation::Delete, &error);
                     }

@@ -39,10 +39,7 @@ pub(crate) struct OtherJobs {
 /// A job of another run, with the directory that contains the job's directory.
 pub(crate) type FoundJob = (Arc<OwnedFd>, SharedJobId);
 
-/// Maximum time for removing the directory of an ended job while late sessions still create entries in it. It is
-/// shorter than the time for which a sender waits for an answer.
-pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(20);
-/// Interval for checking a job whose state is unclear.
+/// Interval at which a job of unclear state is checked.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 impl OtherJobs {
@@ -136,12 +133,7 @@ impl OtherJobs {
     /// again.
     pub(crate) fn end(&self, dead: Vec<FoundJob>) {
         for (parent, job) in dead {
-            drop(SharedJobDirectory::end_dead(
-                &self.lease,
-                &parent,
-                job,
-                END_TIMEOUT,
-            ));
+            let _best_effort = SharedJobDirectory::end_dead(&self.lease, &parent, job);
         }
     }
 
@@ -255,7 +247,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| others.wait_for(vec![(Arc::clone(&root), JOB)]));
             tells.blocking_recv().unwrap();
-            SharedJobDirectory::end_dead(&Lease::constant(), &root, JOB, END_TIMEOUT).unwrap();
+            SharedJobDirectory::end_dead(&Lease::constant(), &root, JOB).unwrap();
             waits.join().unwrap().unwrap();
         });
     }

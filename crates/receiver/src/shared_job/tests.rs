@@ -627,7 +627,7 @@ fn job(root: &Arc<OwnedFd>) -> SharedJobDirectory {
 /// Ends the job.
 fn close(home: &Path) {
     let root = root(home);
-    let closed = job(&root).close(&Lease::constant(), &root, JOB, END_TIMEOUT);
+    let closed = job(&root).close(&Lease::constant(), &root, JOB);
     closed.unwrap();
 }
 

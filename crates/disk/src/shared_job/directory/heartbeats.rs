@@ -480,12 +480,7 @@ mod tests {
         assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_none());
         set(0o777);
         assert!(WatchedJob::begin(root.as_fd(), JOB, Instant::now()).is_some());
-        let ended = SharedJobDirectory::end_dead(
-            &crate::Lease::constant(),
-            &root,
-            JOB,
-            Duration::from_secs(1),
-        );
+        let ended = SharedJobDirectory::end_dead(&crate::Lease::constant(), &root, JOB);
         assert!(ended.is_err() && path.exists());
     }
 

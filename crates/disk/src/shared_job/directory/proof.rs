@@ -133,7 +133,7 @@ impl SharedJobDirectory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{JOB, NOT_LONG, job, place};
+    use super::super::tests::{JOB, job, place};
     use super::*;
     use crate::publishing::lease::Lease;
     use rustix::fs::Dir;
@@ -176,7 +176,7 @@ mod tests {
                 "{refused:?}"
             );
         }
-        let refused = SharedJobDirectory::end_dead(&Lease::constant(), root, JOB, NOT_LONG);
+        let refused = SharedJobDirectory::end_dead(&Lease::constant(), root, JOB);
         assert!(
             matches!(refused, Err(SharedJobError::Foreign)),
             "{refused:?}"
@@ -209,7 +209,9 @@ mod tests {
     #[test]
     fn what_is_left_of_a_job_that_has_ended_is_not_under_way_and_goes() {
         let (home, root) = place();
-        job(&root).clear(NOT_LONG, || false).unwrap();
+        job(&root)
+            .clear(std::time::Duration::ZERO, || false)
+            .unwrap();
         let refused = SharedJobDirectory::open(&root, JOB, Beginning::UnderWay);
         assert!(
             matches!(refused, Err(SharedJobError::Foreign)),

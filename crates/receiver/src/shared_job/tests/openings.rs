@@ -89,9 +89,7 @@ fn the_answer_to_an_opening_depends_on_what_there_is_of_the_job_and_on_whether_i
     let other = |root: &Arc<OwnedFd>| drop(job(root).begin("a").unwrap());
     assert_eq!(answers(other), [None, None], "another session");
     let closed = |root: &Arc<OwnedFd>| {
-        job(root)
-            .close(&Lease::constant(), root, JOB, END_TIMEOUT)
-            .unwrap();
+        job(root).close(&Lease::constant(), root, JOB).unwrap();
     };
     assert_eq!(answers(closed), [None, absent], "its directory has gone");
     let [may_have_begun, cannot] = [RefusalCode::Failed, RefusalCode::Target].map(Some);
