@@ -298,8 +298,7 @@ impl<W: WorkQueue> Head<W> {
 
     /// Returns the result of a closed job.
     fn end_of(&self, progress: &JobProgress) -> JobEnd {
-        let mut tally = self.tally();
-        tally.fail(self.node.served.failed_directories());
+        let tally = self.tally();
         // Every item except the first is announced by another item. If the number of completed items differs from that,
         // some items were counted twice or not at all.
         let is_inexact = progress.passes > 1

@@ -251,7 +251,7 @@ impl<W: WorkQueue> Mover<W> {
         let pass = taken.item.pass;
         if self.queue.done(taken).await? == Done::First {
             let announced = leased.announced.load(Ordering::Relaxed);
-            self.events.count(pass, counts, announced);
+            self.events.count(pass, &counts, announced);
         }
         Ok(())
     }

@@ -304,7 +304,7 @@ mod tests {
         for number in 0..2 {
             let session = events.within(number, &lab::receiver());
             run_in_vain(&mut finished, &session).await;
-            assert_eq!(events.served.failed_directories(), 1);
+            assert_eq!(events.served.tally().failed_directories, 1);
         }
         let root = MarkedPath {
             path: path(""),
@@ -321,7 +321,7 @@ mod tests {
             message: format!("sender: {error}"),
         });
         run_in_vain(&mut finished, &others_have_told).await;
-        assert_eq!(events.served.failed_directories(), 0);
+        assert_eq!(events.served.tally().failed_directories, 0);
     }
 
     #[test]
@@ -370,7 +370,7 @@ mod tests {
         }
         assert_eq!(
             (
-                of_job.served.failed_directories(),
+                of_job.served.tally().failed_directories,
                 events.has_failed("later"),
                 events.has_failed("closed/a")
             ),

@@ -1,5 +1,7 @@
 //! The work done by the movers of a job. Each node keeps a tally and reports it to the head, which adds up all tallies.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use zmove_types::Counters;
 use zmove_wire::limits::MISSED_MAX;
@@ -14,30 +16,23 @@ pub struct Tally {
     pub announced: u64,
     /// Metadata that could not be preserved in all passes, by kind and reason.
     pub not_kept: Vec<NotKept>,
-    /// Number of the newest pass.
-    pass: u32,
-    /// Counts of the newest pass. `bytes` includes `bytes_resumed`.
-    counts: Counters,
-    /// Files that earlier passes moved. The newest pass finds them at the target.
-    moved_before: FileTotal,
+    /// Number of directories whose mode and time could not be set at the end of the job.
+    pub(crate) failed_directories: u64,
+    /// Counts by pass. `bytes` includes `bytes_resumed`.
+    passes: BTreeMap<u32, Counters>,
 }
 
 impl Tally {
     /// Adds a completed item, which has put `announced` further items into the queue.
-    pub(crate) fn add(&mut self, pass: u32, counts: Counters, announced: u64) {
-        self.begin_pass(pass);
+    pub(crate) fn add(&mut self, pass: u32, counts: &Counters, announced: u64) {
         self.items += 1;
         self.announced += announced;
-        if pass == self.pass {
-            self.counts = self.counts.plus(&counts);
-        } else {
-            self.moved_before.add(moved(&counts));
-        }
+        self.count(pass, counts);
     }
 
-    /// Adds entries that failed in the newest pass.
-    pub(crate) const fn fail(&mut self, failed: u64) {
-        self.counts.failed = self.counts.failed.saturating_add(failed);
+    fn count(&mut self, pass: u32, counts: &Counters) {
+        let sum = self.passes.entry(pass).or_default();
+        *sum = sum.plus(counts);
     }
 
     /// Adds counts of metadata that could not be preserved.
@@ -54,44 +49,37 @@ impl Tally {
 
     /// Returns the sum of both tallies.
     #[must_use]
-    pub fn and(mut self, mut other: Self) -> Self {
-        self.begin_pass(other.pass);
-        other.begin_pass(self.pass);
+    pub fn and(mut self, other: Self) -> Self {
         self.items += other.items;
         self.announced += other.announced;
-        self.counts = self.counts.plus(&other.counts);
-        self.moved_before.add(other.moved_before);
+        self.failed_directories += other.failed_directories;
+        for (pass, counts) in other.passes {
+            self.count(pass, &counts);
+        }
         self.add_not_preserved(other.not_kept);
         self
     }
 
-    /// Returns the report counters of the job.
+    /// Returns the report counters of the job. Earlier passes contribute only the files that they moved, which the
+    /// newest pass found at the target. It counted skipped and failed entries again.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let FileTotal { files, bytes } = self.moved_before;
-        let newest = self.counts;
+        let mut passes = self.passes.values().rev().copied();
+        let newest = passes.next().unwrap_or_default();
+        let mut moved_before = FileTotal::default();
+        for Counters { files, bytes, .. } in passes {
+            moved_before.add(FileTotal { files, bytes });
+        }
+        let FileTotal { files, bytes } = moved_before;
         let sent = newest.bytes.saturating_sub(newest.bytes_resumed);
         Counters {
             files: newest.files.saturating_add(files),
             bytes: sent.saturating_add(bytes),
             skipped: newest.skipped.saturating_sub(files),
+            failed: newest.failed.saturating_add(self.failed_directories),
             ..newest
         }
     }
-
-    /// Switches to a newer pass. Only moved files of the earlier pass are kept, because the newer pass counts skipped
-    /// and failed entries again.
-    fn begin_pass(&mut self, pass: u32) {
-        if pass > self.pass {
-            self.pass = pass;
-            self.moved_before
-                .add(moved(&std::mem::take(&mut self.counts)));
-        }
-    }
-}
-
-fn moved(&Counters { files, bytes, .. }: &Counters) -> FileTotal {
-    FileTotal { files, bytes }
 }
 
 #[cfg(test)]
@@ -113,12 +101,12 @@ mod tests {
     #[test]
     fn a_file_that_an_earlier_pass_has_moved_counts_as_moved_and_a_failure_counts_once() {
         let mut one = Tally::default();
-        one.add(1, counts(6, 1, 2), 0);
+        one.add(1, &counts(6, 1, 2), 0);
         let mut other = Tally::default();
-        other.add(1, counts(3, 0, 0), 0);
-        other.add(2, counts(10, 9, 2), 0);
+        other.add(1, &counts(3, 0, 0), 0);
+        other.add(2, &counts(10, 9, 2), 0);
         // A late item of the first pass.
-        one.add(1, counts(1, 0, 1), 0);
+        one.add(1, &counts(1, 0, 1), 0);
         let both = [one.clone().and(other.clone()), other.and(one)];
         for tally in both {
             let counters = tally.counters();

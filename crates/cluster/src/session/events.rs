@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
 use std::mem::{replace, take};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -167,7 +166,7 @@ impl SessionEvents {
     }
 
     /// Counts a completed item of pass `pass`, which has put `announced` further items into the queue.
-    pub(crate) fn count(&self, pass: u32, counts: Counters, announced: u64) {
+    pub(crate) fn count(&self, pass: u32, counts: &Counters, announced: u64) {
         let mut tally = self.events.served.tally.lock();
         tally.add(pass, counts, announced);
     }
@@ -296,8 +295,7 @@ impl SessionEvents {
     /// Reports a directory whose mode and time could not be set. It counts once, even if another session tries again.
     pub(crate) fn fail_directory(&self, message: String) {
         if !self.has_reported(&message) {
-            let failed = &self.events.served.failed_directories;
-            failed.fetch_add(1, Ordering::Relaxed);
+            self.events.served.tally.lock().failed_directories += 1;
             self.on(&Event::Failed { message });
         }
     }
@@ -371,8 +369,6 @@ pub struct SessionResults {
     /// When the last session was lost.
     lost: Lock<Option<Instant>>,
     stored: Lock<BTreeMap<usize, FileTotal>>,
-    /// Number of directories whose mode and time could not be set at the end.
-    failed_directories: AtomicU64,
 }
 
 impl SessionResults {
@@ -396,11 +392,6 @@ impl SessionResults {
     /// Returns when the last session was lost.
     pub(crate) fn last_lost(&self) -> Option<Instant> {
         *self.lost.lock()
-    }
-
-    /// Returns the number of directories whose mode and time could not be set at the end of the job.
-    pub(crate) fn failed_directories(&self) -> u64 {
-        self.failed_directories.load(Ordering::Relaxed)
     }
 
     /// Returns the work that the movers of this process have completed.
