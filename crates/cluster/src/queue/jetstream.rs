@@ -1,15 +1,15 @@
 //! The queue of a job whose movers run on several hosts, implemented as a stream of NATS JetStream.
 //!
 //! ```text
-//!  stream zmove, a work queue of all jobs       buckets
-//!    zmove.JOB.data ──► consumer JOB-data-XXXX    zmove-ended: a record for each job that is over
-//!    zmove.JOB.walk ──► consumer JOB-walk-XXXX    zmove-notices: see `notices.rs`
+//!  stream zmove, a work queue of all jobs    buckets
+//!    zmove.JOB ──► consumer JOB-XXXX           zmove-ended: a record for each job that is over
+//!                                              zmove-notices: see `notices.rs`
 //! ```
 //!
 //! - **Replicas.** A broker with three servers keeps three copies. A single server keeps one copy, in a file that it
 //!   does not flush before it answers.
 //! - **Losses.** The queue may lose items. It reports how often that may have happened ([`WorkQueue::losses`]). A
-//!   single server keeps consumers in memory, so missing consumers show that it was restarted. The items that it had
+//!   single server keeps consumers in memory, so a missing consumer shows that it was restarted. The items that it had
 //!   written to disk by then are unknown.
 //! - **Silence.** A server with truncated files may count items that no consumer delivers, not even a new one. If the
 //!   head of a job detects this, it deletes the stream. Every job with items in the stream then detects a loss.
@@ -20,8 +20,8 @@
 //!
 //! **The end.** A missing stream or consumer does not prove the end of a job, because a broker that has lost its files
 //! comes back without them. The head therefore records the end of the job, sealed with the job's key, before it removes
-//! the consumers. A taker that finds no consumer looks for this record. If it exists, the job is over. Otherwise, the
-//! taker waits for the head to create the consumers again.
+//! the consumer. A taker that finds no consumer looks for this record. If it exists, the job is over. Otherwise, the
+//! taker waits for the head to create the consumer again.
 //!
 //! Only features of nats-server 2.9 are used.
 
@@ -70,7 +70,7 @@ pub struct JetStream {
     seal: Seal,
     settings: Settings,
     stream: Stream<()>,
-    /// Whether this process has created the consumers before. Locked while the process creates consumers.
+    /// Whether this process has created the consumer before. Locked while the process creates it.
     has_made: Mutex<bool>,
     /// The highest sequence number that the broker is known to have acknowledged.
     stored: AtomicU64,
@@ -98,8 +98,7 @@ pub struct Settings {
     /// How long an item is leased. Default: [`LEASE`]. If the lease is shorter, slow items are delivered twice. If it
     /// is longer, the items of a dead mover are delayed longer. All nodes use the value of the head.
     pub lease: Duration,
-    /// Maximum number of items per line (subject) of the queue. Default: 65,536. A broker keeps the value of the first
-    /// head that used it.
+    /// Maximum number of items in the queue. Default: 65,536. A broker keeps the value of the first head that used it.
     pub items_max: i64,
     /// How long each call except `take` retries if the broker does not answer. Default: 60 s. With a longer time, a job
     /// survives a longer outage of the broker. With a shorter time, callers get the error sooner.
@@ -254,7 +253,11 @@ impl JetStream {
         let connection = &self.connection;
         let since = Instant::now();
         loop {
-            let error = match ask().await {
+            let asked = async {
+                connection.check()?;
+                ask().await
+            };
+            let error = match asked.await {
                 Ok(answer) => return Ok(answer),
                 Err(BrokerError::Missing) => match self.restore().await {
                     Ok(()) => {
@@ -310,7 +313,6 @@ impl JetStream {
             return Ok(());
         };
         self.ask(operation, || async {
-            self.connection.check()?;
             let acknowledged = delivery.double_ack_with(answer).await;
             // If the consumer is missing, there are no leases to wait for. This is not an error.
             acknowledged.map_err(BrokerError::Unanswered)

@@ -8,9 +8,7 @@ use zmove_cluster::jetstream::{QueueRole, Settings};
 use zmove_cluster::{WorkError, WorkQueue};
 use zmove_types::SharedJobId;
 
-use crate::lab::{
-    LOOK_FOR_END, Lab, PULL, PULLS_OF_WAITING, STREAM, data, next, put_all, settings,
-};
+use crate::lab::{LOOK_FOR_END, Lab, PULL, STREAM, data, next, put_all, settings};
 
 #[tokio::test]
 async fn a_waiting_take_returns_on_an_item_and_on_the_end() {
@@ -24,9 +22,9 @@ async fn a_waiting_take_returns_on_an_item_and_on_the_end() {
         let taken = next(&mover).await;
         (taken.item.clone(), mover.take().await.unwrap().is_none())
     });
-    requests.wait_for(PULLS_OF_WAITING, PULL).await;
+    requests.wait_for(1, PULL).await;
     put_all(&head, [data(1)]).await;
-    requests.wait_for(PULLS_OF_WAITING, PULL).await;
+    requests.wait_for(1, PULL).await;
     head.close().await.unwrap();
     let woken = tokio::time::timeout(Duration::from_secs(60), waiting).await;
     assert_eq!(woken.unwrap().unwrap(), (data(1), true));

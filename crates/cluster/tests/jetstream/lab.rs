@@ -172,10 +172,6 @@ impl Requests {
 /// The request for one item from a consumer.
 pub(crate) const PULL: &str = "CONSUMER.MSG.NEXT";
 
-/// The number of requests that a taker sends before it waits: two for an item that is available now, and two that wait
-/// for one.
-pub(crate) const PULLS_OF_WAITING: usize = 4;
-
 /// The request of a mover that finds no consumer and checks for the end of the job.
 pub(crate) const LOOK_FOR_END: &str = "STREAM.INFO.KV_zmove-ended";
 

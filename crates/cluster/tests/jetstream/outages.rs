@@ -9,8 +9,7 @@ use zmove_cluster::WorkQueue;
 use zmove_cluster::jetstream::{BrokerState, JetStream, QueueRole, Settings};
 
 use crate::lab::{
-    LOOK_FOR_END, Lab, PULL, PULLS_OF_WAITING, data, do_until, next, put_all, put_in_order,
-    settings, until, walk,
+    LOOK_FOR_END, Lab, PULL, data, do_until, next, put_all, put_in_order, settings, until, walk,
 };
 
 #[tokio::test]
@@ -100,7 +99,7 @@ async fn a_broker_that_comes_back_empty_is_filled_again() {
         let mover = Arc::clone(&mover);
         async move { [next(&mover).await, next(&mover).await] }
     });
-    requests.wait_for(1 + PULLS_OF_WAITING, PULL).await;
+    requests.wait_for(2, PULL).await;
     lab.kill();
     lab.empty();
     lab.start_again().await;
@@ -237,8 +236,7 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
     );
 }
 
-/// A broker accepts only one consumer per subject, and all tasks of a head detect at the same time that the consumer is
-/// missing.
+/// A broker accepts only one consumer per subject, and all tasks of a head detect simultaneously that there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_broker_is_filled_again_by_whoever_asks_first() {
     let Some(mut lab) = Lab::start().await else {

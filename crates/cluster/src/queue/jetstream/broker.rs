@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use async_nats::Subscriber;
 use async_nats::jetstream::ErrorCode;
-use async_nats::jetstream::consumer::{AckPolicy, Info, PullConsumer, pull};
+use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use futures_util::future::{try_join, try_join_all};
 use tokio::time::Instant;
 use zmove_types::Hex;
 
@@ -66,28 +65,27 @@ pub(super) enum Put {
 }
 
 impl JetStream {
-    fn subject(&self, line: &str) -> String {
-        format!("{STREAM}.{}.{line}", self.seal.job_name())
+    fn subject(&self) -> String {
+        format!("{STREAM}.{}", self.seal.job_name())
     }
 
-    /// Creates the stream and the consumers if they are missing. If this process has created the consumers before, the
+    /// Creates the stream and the consumer if they are missing. If this process has created the consumer before, the
     /// broker may have lost items: either the stream is new, or the server was restarted.
     pub(super) async fn make(&self) -> Result<(), BrokerError> {
         let mut has_made = self.has_made.lock().await;
-        let names = match self.consumer_names().await {
+        let found = match self.find_consumer().await {
             Err(BrokerError::Missing) => {
                 self.make_stream().await?;
-                Vec::new()
+                None
             }
-            names => names?,
+            found => found?,
         };
-        let lines = [DATA, WALK].into_iter();
-        let missing: Vec<_> = lines.filter(|line| find(&names, line).is_none()).collect();
-        if *has_made && !missing.is_empty() {
-            self.losses.lock().add(self.stored());
+        if found.is_none() {
+            if *has_made {
+                self.losses.lock().add(self.stored());
+            }
+            self.make_consumer().await?;
         }
-        let making = missing.iter().map(|line| self.make_consumer(line));
-        try_join_all(making).await?;
         *has_made = true;
         Ok(())
     }
@@ -95,7 +93,7 @@ impl JetStream {
     async fn make_stream(&self) -> Result<(), BrokerError> {
         let making = self.connection.make_stream(Config {
             name: STREAM.to_owned(),
-            subjects: [DATA, WALK].map(|line| format!("{STREAM}.*.{line}")).into(),
+            subjects: vec![format!("{STREAM}.*")],
             retention: RetentionPolicy::WorkQueue,
             discard: DiscardPolicy::New,
             max_messages_per_subject: self.settings.items_max,
@@ -108,15 +106,15 @@ impl JetStream {
         making.await.map(drop)
     }
 
-    /// Creates the consumer of a line (subject). The server keeps the consumer only in memory. The consumer is
-    /// therefore missing after a restart, in which the server may have lost items.
-    async fn make_consumer(&self, line: &str) -> Result<(), BrokerError> {
+    /// Creates the consumer of the job. The server keeps the consumer only in memory. The consumer is therefore gone
+    /// after a restart, in which the server may have lost items.
+    async fn make_consumer(&self) -> Result<(), BrokerError> {
         let mut random = [0; 8];
         aws_lc_rs::rand::fill(&mut random).expect("the kernel has random numbers");
-        let name = format!("{}-{line}-{}", self.seal.job_name(), Hex(&random));
+        let name = format!("{}-{}", self.seal.job_name(), Hex(&random));
         let config = pull::Config {
             durable_name: Some(name),
-            filter_subject: self.subject(line),
+            filter_subject: self.subject(),
             ack_policy: AckPolicy::Explicit,
             ack_wait: self.settings.lease,
             inactive_threshold: self.settings.lease + INACTIVE_BEYOND,
@@ -129,41 +127,35 @@ impl JetStream {
         Ok(self.stream.create_consumer(config).await.map(drop)?)
     }
 
-    /// Returns the names of the job's consumers. Fails with `Missing` if there is no stream.
-    async fn consumer_names(&self) -> Result<Vec<String>, BrokerError> {
-        self.connection.check()?;
+    /// Returns the name of the job's consumer, or `None` if there is none. Fails with `Missing` if there is no stream.
+    async fn find_consumer(&self) -> Result<Option<String>, BrokerError> {
         let names: Vec<String> = self.stream.consumer_names().try_collect().await?;
         let prefix = self.seal.job_name();
-        Ok(names
-            .into_iter()
-            .filter(|name| name.starts_with(&prefix))
-            .collect())
+        Ok(names.into_iter().find(|name| name.starts_with(&prefix)))
     }
 
-    /// Returns the job's consumers, starting with the one for data.
-    pub(super) async fn consumers(&self) -> Result<[PullConsumer; 2], BrokerError> {
-        let names = self.consumer_names().await?;
-        let consumer = async |line| {
-            let name = find(&names, line).ok_or(BrokerError::Missing)?;
-            let found = self.stream.get_consumer(name).await;
-            found.map_err(BrokerError::Unanswered)
-        };
-        Ok(try_join(consumer(DATA), consumer(WALK)).await?.into())
+    /// Returns the name of the job's consumer. Fails with `Missing` if there is none.
+    async fn consumer_name(&self) -> Result<String, BrokerError> {
+        self.find_consumer().await?.ok_or(BrokerError::Missing)
     }
 
-    /// Returns the number of items that are not done. Fails with `Missing` if there are items but no consumers that
-    /// deliver them.
+    /// Returns the job's consumer.
+    pub(super) async fn consumer(&self) -> Result<PullConsumer, BrokerError> {
+        let name = self.consumer_name().await?;
+        let found = self.stream.get_consumer(&name).await;
+        found.map_err(BrokerError::Unanswered)
+    }
+
+    /// Returns the number of items that are not done. Fails with `Missing` if there are items but no consumer that
+    /// delivers them.
     pub(super) async fn left(&self) -> Result<u64, BrokerError> {
         let left = self.count().await?;
         let is_silent = self.is_silent(left);
         if left == 0 {
             return Ok(0);
         }
-        let names = self.consumer_names().await?;
-        if names.len() < 2 {
-            return Err(BrokerError::Missing);
-        }
-        if is_silent && !self.has_items(&names).await? && self.count().await? == left {
+        let consumer = self.consumer_name().await?;
+        if is_silent && !self.has_items(&consumer).await? && self.count().await? == left {
             self.connection.context.delete_stream(STREAM).await?;
             return Err(BrokerError::Missing);
         }
@@ -173,8 +165,7 @@ impl JetStream {
     /// Returns the number of the job's items in the stream. A server whose files were truncated may count items that it
     /// no longer has.
     async fn count(&self) -> Result<u64, BrokerError> {
-        self.connection.check()?;
-        let counts = self.stream.info_with_subjects(self.subject("*")).await?;
+        let counts = self.stream.info_with_subjects(self.subject()).await?;
         let count = counts.try_fold(0, async |sum, (_, count)| Ok(sum + count as u64));
         Ok(count.await?)
     }
@@ -195,35 +186,25 @@ impl JetStream {
         is_silent
     }
 
-    /// Returns whether any of these consumers has an item, taken or not. If no item is taken, the state of the broker
-    /// changes to silent.
-    async fn has_items(&self, consumers: &[String]) -> Result<bool, BrokerError> {
-        let infos = consumers.iter().map(|name| self.stream.consumer_info(name));
-        let infos = try_join_all(infos).await?;
-        if infos.iter().all(|info| info.num_ack_pending == 0) {
+    /// Returns whether the consumer has an item, taken or not. If no item is taken, the state of the broker changes to
+    /// silent.
+    async fn has_items(&self, consumer: &str) -> Result<bool, BrokerError> {
+        let info = self.stream.consumer_info(consumer).await?;
+        if info.num_ack_pending == 0 {
             self.connection
                 .change_state(BrokerState::Ready, BrokerState::Silent);
         }
-        let items = |info: &Info| info.num_ack_pending as u64 + info.num_pending;
-        Ok(infos.iter().map(items).sum::<u64>() > 0)
+        Ok(info.num_ack_pending > 0 || info.num_pending > 0)
     }
 
     /// Puts an item into the queue. The broker stores the item only once if it has received the same item within the
     /// last two minutes.
     pub(super) async fn put_item(&self, item: &WorkItem) -> Result<Put, BrokerError> {
-        self.connection.check()?;
-        let line = if item.work.is_walk() { WALK } else { DATA };
         let message = PublishMessage::build()
             .message_id(self.seal.message_id(item))
             .payload(self.seal.seal(item).into());
         let context = &self.connection.context;
-        let stored = async {
-            context
-                .send_publish(self.subject(line), message)
-                .await?
-                .await
-        }
-        .await;
+        let stored = async { context.send_publish(self.subject(), message).await?.await }.await;
         let error = match stored {
             Ok(stored) => {
                 self.note_stored(stored.sequence);
@@ -245,13 +226,11 @@ impl JetStream {
         }
     }
 
-    /// Returns how often the stream has lost items or may have lost them. A loss is assumed if consumers were created
+    /// Returns how often the stream has lost items or may have lost them. A loss is assumed if the consumer was created
     /// again, if the last sequence number is lower than an acknowledged one, or if items may have expired by age. Fails
-    /// with `Missing` if consumers are missing.
+    /// with `Missing` if the consumer is missing.
     pub(super) async fn count_losses(&self) -> Result<u64, BrokerError> {
-        if self.consumer_names().await?.len() < 2 {
-            return Err(BrokerError::Missing);
-        }
+        self.consumer_name().await?;
         let stored = self.stored();
         let info = self.stream.get_info().await?;
         let mut losses = self.losses.lock();
@@ -261,42 +240,37 @@ impl JetStream {
         Ok(losses.count + self.began.elapsed().as_secs() / KEPT_FOR.as_secs())
     }
 
-    /// Records that the job is over, and removes its items and consumers.
+    /// Records that the job is over, and removes its items and its consumer.
     pub(super) async fn end(&self) -> Result<(), BrokerError> {
         let ended = self.connection.bucket(ENDED, KEPT_FOR, StorageType::File);
         let record = self.seal.end_record().into();
         ended.await?.put(self.seal.job_name(), record).await?;
-        let subject = self.subject(ENDED);
-        self.connection
-            .client
-            .publish(subject, Bytes::new())
-            .await?;
-        let names = match self.consumer_names().await {
+        let client = &self.connection.client;
+        client.publish(self.end_subject(), Bytes::new()).await?;
+        let found = match self.find_consumer().await {
             Err(BrokerError::Missing) => return Ok(()),
-            names => names?,
+            found => found?,
         };
-        let removing = names.iter().map(|name| self.stream.delete_consumer(name));
-        let purging = self.stream.purge().filter(self.subject("*"));
-        tokio::try_join!(
-            async { Ok::<_, BrokerError>(try_join_all(removing).await?) },
-            async { Ok(purging.await?) },
-        )?;
+        if let Some(consumer) = found {
+            self.stream.delete_consumer(&consumer).await?;
+        }
+        self.stream.purge().filter(self.subject()).await?;
         Ok(())
     }
 
     /// Subscribes to the message that reports the end of the job. Without the message, takers would have to wait until
     /// their pull requests expire.
     pub(super) async fn subscribe_to_end(&self) -> Result<Subscriber, BrokerError> {
-        Ok(self
-            .connection
-            .client
-            .subscribe(self.subject(ENDED))
-            .await?)
+        let client = &self.connection.client;
+        Ok(client.subscribe(self.end_subject()).await?)
+    }
+
+    fn end_subject(&self) -> String {
+        format!("{}.ended", self.subject())
     }
 
     /// Returns whether the job is over.
     pub(super) async fn has_ended(&self) -> Result<bool, BrokerError> {
-        self.connection.check()?;
         let Ok(ended) = self.connection.context.get_key_value(ENDED).await else {
             return Ok(false);
         };
@@ -305,21 +279,10 @@ impl JetStream {
     }
 }
 
-/// Returns the name of the consumer of a line.
-fn find<'n>(names: &'n [String], line: &str) -> Option<&'n str> {
-    let part = format!("-{line}-");
-    let name = names.iter().find(|name| name.contains(&part))?;
-    Some(name)
-}
-
 /// Name of the stream of all jobs, and first token of its subjects.
 pub(super) const STREAM: &str = "zmove";
 
-/// The lines of items that move data, and of items that scan.
-const DATA: &str = "data";
-const WALK: &str = "walk";
-
-/// Name of the bucket that records the ends of jobs, and of the subject on which an end is announced.
+/// Name of the bucket that records the ends of jobs.
 const ENDED: &str = "zmove-ended";
 
 /// How long items and records of ends are kept.
@@ -327,10 +290,10 @@ const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// How long a consumer may be idle beyond the duration of a lease before the broker removes it. The time is long
 /// because movers with a low rate limit take no items for a long time, and because a job scans its sources again if its
-/// consumers are removed.
+/// consumer is removed.
 const INACTIVE_BEYOND: Duration = Duration::from_secs(24 * 3600);
 
-/// Maximum number of waiting pulls per consumer: two per node.
+/// Maximum number of waiting pulls of a consumer.
 const PULLS_MAX: i64 = 4096;
 
 /// Error codes with which a broker reports that the stream or subject, the account, or the server's storage is full.

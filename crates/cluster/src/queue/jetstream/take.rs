@@ -1,7 +1,6 @@
-//! Takes items, and waits for the broker when it cannot be reached.
+//! Takes items.
 //!
-//! A taker asks one consumer after the other for an available item. If there is none, it leaves a pull request at each
-//! consumer until an item arrives.
+//! A taker leaves a pull request at the consumer of the job until an item arrives.
 //!
 //! **Invariant:** a pull request cannot be canceled, so each request has a time limit. If an item arrives after the
 //! taker has stopped waiting, the item is returned to the queue immediately.
@@ -9,11 +8,9 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::PullConsumer;
-use async_nats::jetstream::consumer::pull::Batch;
 use async_nats::jetstream::{AckKind, Message};
 use async_nats::{Subscriber, header};
 use futures_util::{StreamExt, TryStreamExt};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::answers::BrokerError;
@@ -24,20 +21,18 @@ use crate::queue::{LEASE, Taken};
 /// The state of taking items.
 #[derive(Debug, Default)]
 pub(super) struct Taker {
-    consumers: Option<[PullConsumer; 2]>,
+    consumer: Option<PullConsumer>,
     /// Receives a message when the head has ended the job.
     ended: Option<Subscriber>,
-    takes: u64,
 }
 
 impl Taker {
     /// Takes the next item.
     pub(super) async fn take(&mut self, queue: &JetStream) -> Result<Taken<Lease>, BrokerError> {
-        self.takes += 1;
         loop {
             let next = self.next(queue).await;
             if next.is_err() {
-                self.consumers = None;
+                self.consumer = None;
             }
             if let Some(pulled) = next?
                 && let Some(taken) = open(queue, pulled, self.lease()).await
@@ -49,61 +44,29 @@ impl Taker {
 
     /// Returns the duration of leases, which the head has set at the broker.
     fn lease(&self) -> Duration {
-        self.consumers
+        self.consumer
             .as_ref()
-            .map_or(LEASE, |[data, _]| data.cached_info().config.ack_wait)
+            .map_or(LEASE, |consumer| consumer.cached_info().config.ack_wait)
     }
 
-    /// Returns the next message, or `None` if the connection is lost or the pull requests expire first.
+    /// Returns the next message, or `None` if the connection was lost and restored or the pull request expires first.
     async fn next(&mut self, queue: &JetStream) -> Answer {
-        let mut state = queue.state();
-        // If the broker cannot be reached, wait without a time limit.
-        drop(state.wait_for(|state| *state != BrokerState::Lost).await);
-        let consumers = match &mut self.consumers {
-            Some(consumers) => consumers,
-            none => none.insert(queue.consumers().await?),
+        let consumer = match &mut self.consumer {
+            Some(consumer) => consumer,
+            none => none.insert(queue.consumer().await?),
         };
         let ended = match &mut self.ended {
             Some(ended) => ended,
             none => none.insert(queue.subscribe_to_end().await?),
         };
-        state.mark_unchanged();
-        let walks_are_due = self.takes.is_multiple_of(WALKS_FIRST_EVERY);
+        let mut state = queue.state();
         tokio::select! {
             biased;
-            pulled = pull_next(queue, consumers, walks_are_due) => pulled,
+            pulled = pull(queue, consumer) => pulled,
             _ = ended.next() => Err(BrokerError::Missing),
             // A pull request that was sent before the connection was lost gets no answer.
-            _ = state.changed() => Ok(None),
+            _ = state.changed() => queue.connection.check().map(|()| None),
         }
-    }
-}
-
-async fn pull_next(
-    queue: &JetStream,
-    [data, walks]: &[PullConsumer; 2],
-    walks_are_due: bool,
-) -> Answer {
-    let mut lines = [data, walks];
-    if walks_are_due {
-        lines.reverse();
-    }
-    for line in lines {
-        let batch = line.fetch().max_messages(1).messages();
-        if let Some(pulled) = pull(queue, batch.await?).await?? {
-            return Ok(Some(pulled));
-        }
-    }
-    let open = async |line: &PullConsumer| {
-        let batch = line.batch().max_messages(1).expires(PULL_MAX).messages();
-        Ok::<_, BrokerError>(pull(queue, batch.await?))
-    };
-    let data = open(data).await?;
-    let walks = open(walks).await?;
-    tokio::select! {
-        biased;
-        pulled = data => pulled?,
-        pulled = walks => pulled?,
     }
 }
 
@@ -115,11 +78,13 @@ struct Pulled {
     lease: Lease,
 }
 
-/// Waits for the answer to a request for one item, even if the handle is dropped. Returns `None` if no item arrives in
+/// Requests one item. A task waits for the answer, even if this future is dropped. Returns `None` if no item arrives in
 /// time. Fails with `Missing` if the consumer refuses.
-fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
+async fn pull(queue: &JetStream, consumer: &PullConsumer) -> Answer {
+    let batch = consumer.batch().max_messages(1).expires(PULL_MAX);
+    let mut batch = batch.messages().await?;
     let mut lease = queue.lease(None);
-    tokio::spawn(async move {
+    let answered = tokio::spawn(async move {
         // A consumer that was removed does not answer.
         let answer = timeout(ANSWER_MAX, batch.try_next()).await?;
         let message = answer.map_err(|_refused| BrokerError::Missing)?;
@@ -127,7 +92,8 @@ fn pull(queue: &JetStream, mut batch: Batch) -> JoinHandle<Answer> {
             lease.delivery = Some(message.clone().split().1);
             Pulled { message, lease }
         }))
-    })
+    });
+    answered.await?
 }
 
 /// Decrypts the item in a message. If decryption fails, the head removes the message, but a mover returns it. A mover
@@ -153,10 +119,6 @@ async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option
     let _best_effort = message.double_ack_with(answer).await;
     None
 }
-
-/// One in this number of takes requests scans before data. Otherwise, the data items could run out on all nodes at the
-/// same time.
-const WALKS_FIRST_EVERY: u64 = 8;
 
 /// How long a pull request waits at the broker. With a longer time, a process that exits waits longer for its last
 /// requests. With a shorter time, an idle node sends more requests.
