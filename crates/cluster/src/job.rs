@@ -59,14 +59,15 @@ pub struct Receiver {
     pub settings: DialSettings,
 }
 
-/// Which node's view of the sources is authoritative.
+/// The role of a node in a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeRole {
-    /// This node is the head, and its view is authoritative. Entries that another node found in a different state fail,
-    /// because that node may have sent them in that state.
+    /// This node leads the job. It creates the queue, recreates it if the broker has lost it, and closes it. Its view
+    /// of the sources is authoritative. Entries that another node found in a different state fail, because that node
+    /// may have sent them in that state.
     #[default]
     Head,
-    /// The head's view is authoritative. This node leaves the job if it sees different sources.
+    /// This node takes part in the job of a head. It leaves the job if it sees different sources.
     Follower,
 }
 

@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Chain, Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use zmove_cluster::jetstream::{
-    Access, JetStream, JobKey, LocalBroker, NoticeBoard, QueueRole, Settings,
-};
-use zmove_cluster::{BrokerMismatch, WorkError};
+use zmove_cluster::jetstream::{Access, JetStream, JobKey, LocalBroker, NoticeBoard, Settings};
+use zmove_cluster::{BrokerMismatch, NodeRole, WorkError};
 use zmove_engine::{Remote, random};
 use zmove_types::{Hex, SharedJobId, from_hex};
 
@@ -164,7 +162,7 @@ impl Cluster {
     /// Connects to the queue of a job. If the broker is unreachable, retries for at most `patience`.
     pub(crate) async fn queue(
         &self,
-        role: QueueRole,
+        role: NodeRole,
         job: SharedJobId,
         patience: Duration,
     ) -> Result<JetStream, WorkError> {

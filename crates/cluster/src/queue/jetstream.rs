@@ -47,6 +47,7 @@ use tokio::time::{Instant, sleep};
 use zmove_types::{Lock, SharedJobId};
 
 use crate::error::WorkError;
+use crate::job::NodeRole;
 use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
 use answers::BrokerError;
 use broker::{Losses, Put, STREAM, Silence};
@@ -93,8 +94,8 @@ pub struct Settings {
     pub job: SharedJobId,
     /// Key that all nodes of the job share.
     pub key: JobKey,
-    /// Role of this process.
-    pub role: QueueRole,
+    /// Role of this node.
+    pub role: NodeRole,
     /// How long an item is leased. Default: [`LEASE`]. If the lease is shorter, slow items are delivered twice. If it
     /// is longer, the items of a dead mover are delayed longer. All nodes use the value of the head.
     pub lease: Duration,
@@ -107,15 +108,6 @@ pub struct Settings {
     /// time, a job waits longer for items that a damaged broker does not deliver. With a shorter time, idle nodes are
     /// reported more often. All nodes use the value of the head.
     pub silence: Duration,
-}
-
-/// The role of a process at a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueRole {
-    /// The process creates the queue, recreates it if the broker has lost it, and closes it. Each job has one head.
-    Head,
-    /// The process takes items and puts in new ones.
-    Mover,
 }
 
 /// A delivery of an item. The broker delivers the item again if the lease is not renewed in time. It does so
@@ -149,7 +141,7 @@ impl Drop for Lease {
 impl Settings {
     /// Returns the default settings for a job.
     #[must_use]
-    pub const fn new(role: QueueRole, job: SharedJobId, key: JobKey) -> Self {
+    pub const fn new(role: NodeRole, job: SharedJobId, key: JobKey) -> Self {
         Self {
             job,
             key,
@@ -184,7 +176,7 @@ impl JetStream {
             leases: watch::Sender::new(()),
             closed: watch::Sender::new(false),
         };
-        if queue.settings.role == QueueRole::Head {
+        if queue.settings.role == NodeRole::Head {
             let make = || queue.make();
             queue.ask("create the queue of the job", make).await?;
         }
@@ -226,9 +218,9 @@ impl JetStream {
     async fn restore(&self) -> Result<(), BrokerError> {
         match self.settings.role {
             _ if *self.closed.borrow() => Err(BrokerError::Over),
-            QueueRole::Head => self.make().await,
-            QueueRole::Mover if self.has_ended().await? => Err(BrokerError::Over),
-            QueueRole::Mover => Err(BrokerError::Missing),
+            NodeRole::Head => self.make().await,
+            NodeRole::Follower if self.has_ended().await? => Err(BrokerError::Over),
+            NodeRole::Follower => Err(BrokerError::Missing),
         }
     }
 

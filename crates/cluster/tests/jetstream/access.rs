@@ -5,8 +5,8 @@ use std::path::Path;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
-use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, QueueRole};
+use zmove_cluster::jetstream::{Access, JetStream, LocalBroker};
+use zmove_cluster::{NodeRole, WorkQueue};
 
 use crate::lab::{Lab, data, next, put_all, settings};
 
@@ -22,10 +22,10 @@ async fn a_broker_lets_in_who_has_the_seed() {
         credentials,
         ..lab.access()
     };
-    let head = JetStream::open(&with(Some(good)), settings(QueueRole::Head)).await;
+    let head = JetStream::open(&with(Some(good)), settings(NodeRole::Head)).await;
     assert!(head.unwrap().waiting().await.unwrap() == 0);
     for credentials in [None, Some(bad)] {
-        let refused = JetStream::open(&with(credentials), settings(QueueRole::Mover)).await;
+        let refused = JetStream::open(&with(credentials), settings(NodeRole::Follower)).await;
         assert!(refused.unwrap_err().to_string().contains("authorization"));
     }
 }
@@ -61,13 +61,13 @@ async fn a_connection_by_tls_is_made_to_a_server_for_which_its_authority_vouches
         ..lab.access()
     };
     let trusting = with(Some(others.pem() + &ours.pem()));
-    let head = JetStream::open(&trusting, settings(QueueRole::Head)).await;
+    let head = JetStream::open(&trusting, settings(NodeRole::Head)).await;
     let head = head.unwrap();
     put_all(&head, [data(1)]).await;
     assert_eq!(next(&head).await.item, data(1));
     for authorities in [None, Some(others.pem())] {
         let access = with(authorities);
-        let refused = JetStream::open(&access, settings(QueueRole::Mover)).await;
+        let refused = JetStream::open(&access, settings(NodeRole::Follower)).await;
         let why = refused.unwrap_err().to_string();
         assert!(why.contains("does not trust"), "{why}");
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::stream;
-use zmove_cluster::jetstream::{QueueRole, Settings};
-use zmove_cluster::{WorkError, WorkQueue};
+use zmove_cluster::jetstream::Settings;
+use zmove_cluster::{NodeRole, WorkError, WorkQueue};
 use zmove_types::SharedJobId;
 
 use crate::lab::{LOOK_FOR_END, Lab, PULL, STREAM, data, next, put_all, settings};
@@ -138,7 +138,7 @@ async fn jobs_do_not_meet() {
     let other = lab
         .open(Settings {
             job: other_job,
-            ..settings(QueueRole::Head)
+            ..settings(NodeRole::Head)
         })
         .await
         .unwrap();

@@ -8,10 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use zmove_cluster::jetstream::{
-    Access, BrokerState, JetStream, JobKey, Lease, QueueRole, Settings, program,
-};
-use zmove_cluster::{ItemWork, Taken, WorkError, WorkItem, WorkQueue};
+use zmove_cluster::jetstream::{Access, BrokerState, JetStream, JobKey, Lease, Settings, program};
+use zmove_cluster::{ItemWork, NodeRole, Taken, WorkError, WorkItem, WorkQueue};
 use zmove_scan::MarkedPath;
 use zmove_types::{Name, RelPath, SharedJobId};
 
@@ -76,20 +74,20 @@ impl Lab {
     }
 
     pub(crate) async fn head(&self) -> JetStream {
-        self.open(settings(QueueRole::Head)).await.unwrap()
+        self.open(settings(NodeRole::Head)).await.unwrap()
     }
 
     /// Opens the queue as head with this lease.
     pub(crate) async fn head_with_lease(&self, lease: Duration) -> JetStream {
         let settings = Settings {
             lease,
-            ..settings(QueueRole::Head)
+            ..settings(NodeRole::Head)
         };
         self.open(settings).await.unwrap()
     }
 
     pub(crate) async fn mover(&self) -> JetStream {
-        self.open(settings(QueueRole::Mover)).await.unwrap()
+        self.open(settings(NodeRole::Follower)).await.unwrap()
     }
 
     pub(crate) fn kill(&mut self) {
@@ -200,7 +198,7 @@ pub(crate) fn key(number: u8) -> JobKey {
     JobKey::new([number; JobKey::BYTES])
 }
 
-pub(crate) fn settings(role: QueueRole) -> Settings {
+pub(crate) fn settings(role: NodeRole) -> Settings {
     let lease = Duration::from_secs(1);
     Settings {
         lease,

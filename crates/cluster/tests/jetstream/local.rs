@@ -6,10 +6,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 use tokio::net::TcpStream;
-use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{
-    ARGUMENTS, Access, JetStream, LocalBroker, LocalServer, QueueRole, program,
-};
+use zmove_cluster::jetstream::{ARGUMENTS, Access, JetStream, LocalBroker, LocalServer, program};
+use zmove_cluster::{NodeRole, WorkQueue};
 
 use crate::lab::{Lab, data, next, put_all, settings};
 use crate::ports::free_port;
@@ -66,7 +64,7 @@ async fn a_local_broker_ends_with_its_push_and_begins_empty() {
     let Some(place) = Place::new() else { return };
     for _push in 0..2 {
         let server = place.start().await.unwrap();
-        let head = JetStream::open(&place.access, settings(QueueRole::Head)).await;
+        let head = JetStream::open(&place.access, settings(NodeRole::Head)).await;
         let head = head.unwrap();
         assert!(head.waiting().await.unwrap() == 0);
         put_all(&head, [data(1)]).await;
@@ -86,7 +84,7 @@ async fn a_local_broker_lets_the_nodes_of_its_cluster_in_and_nobody_else() {
             credentials,
             ..place.access.clone()
         };
-        let refused = JetStream::open(&access, settings(QueueRole::Mover)).await;
+        let refused = JetStream::open(&access, settings(NodeRole::Follower)).await;
         let why = refused.unwrap_err().to_string();
         assert!(why.contains("refuses this node"), "{why}");
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
-use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, QueueRole, program};
+use zmove_cluster::jetstream::{Access, JetStream, LocalBroker, program};
+use zmove_cluster::{NodeRole, WorkQueue};
 
 use crate::lab::{Lab, data, next, put_all, settings};
 use crate::ports::free_port;
@@ -82,7 +82,7 @@ async fn three_servers_by_the_documented_configuration_are_a_broker() {
     // The servers must elect a leader first.
     let opening = async {
         loop {
-            match JetStream::open(&access, settings(QueueRole::Head)).await {
+            match JetStream::open(&access, settings(NodeRole::Head)).await {
                 Ok(head) => return head,
                 Err(_not_yet) => sleep(Duration::from_millis(50)).await,
             }

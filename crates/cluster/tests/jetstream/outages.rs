@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tokio::sync::watch;
-use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{BrokerState, JetStream, QueueRole, Settings};
+use zmove_cluster::jetstream::{BrokerState, JetStream, Settings};
+use zmove_cluster::{NodeRole, WorkQueue};
 
 use crate::lab::{
     LOOK_FOR_END, Lab, PULL, data, do_until, next, put_all, put_in_order, settings, until, walk,
@@ -178,7 +178,7 @@ async fn items_that_a_damaged_broker_does_not_deliver_are_reported_and_count_as_
     };
     let settings = Settings {
         silence: Duration::from_millis(300),
-        ..settings(QueueRole::Head)
+        ..settings(NodeRole::Head)
     };
     let head = lab.open(settings).await.unwrap();
     let mover = Arc::new(lab.mover().await);
@@ -218,7 +218,7 @@ async fn who_waits_for_a_broker_that_stays_away_is_told_which_and_for_how_long()
     let head = lab
         .open(Settings {
             patience,
-            ..settings(QueueRole::Head)
+            ..settings(NodeRole::Head)
         })
         .await
         .unwrap();

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::message::PublishMessage;
-use zmove_cluster::jetstream::{
-    JetStream, JobNotice, NodeFailure, Notice, NoticeBoard, QueueRole, Settings,
-};
-use zmove_cluster::{WorkItem, WorkQueue};
+use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, NoticeBoard, Settings};
+use zmove_cluster::{NodeRole, WorkItem, WorkQueue};
 
 use crate::lab::{Lab, STREAM, data, key, next, put_all, put_in_order, settings, walk};
 
@@ -57,7 +55,7 @@ async fn what_is_not_renewed_comes_again_after_its_lease() {
     let began = Instant::now();
     let not_renewed = next(&head).await;
     let again = next(&head).await;
-    let lease = settings(QueueRole::Head).lease;
+    let lease = settings(NodeRole::Head).lease;
     assert_eq!(again.item, not_renewed.item);
     assert_eq!(head.waiting().await.unwrap(), 1);
     assert!(began.elapsed() >= lease);
@@ -83,7 +81,7 @@ async fn what_is_renewed_stays_taken() {
 async fn stays_taken(lab: &Lab, lease: Duration) -> bool {
     let settings = Settings {
         lease,
-        ..settings(QueueRole::Head)
+        ..settings(NodeRole::Head)
     };
     let head = lab.open(settings).await.unwrap();
     put_all(&head, [data(1)]).await;
@@ -137,7 +135,7 @@ async fn a_process_that_ends_when_all_has_been_given_back_leaves_nothing_leased(
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let mover = JetStream::open(&access, settings(QueueRole::Mover))
+                let mover = JetStream::open(&access, settings(NodeRole::Follower))
                     .await
                     .unwrap();
                 tokio::select! {
@@ -168,7 +166,7 @@ async fn a_full_queue_refuses_and_takes_the_same_item_later() {
     let head = lab
         .open(Settings {
             items_max: 300,
-            ..settings(QueueRole::Head)
+            ..settings(NodeRole::Head)
         })
         .await
         .unwrap();

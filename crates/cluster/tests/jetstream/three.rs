@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::time::sleep;
-use zmove_cluster::WorkQueue;
-use zmove_cluster::jetstream::{Access, JetStream, QueueRole, Settings, program};
+use zmove_cluster::jetstream::{Access, JetStream, Settings, program};
+use zmove_cluster::{NodeRole, WorkQueue};
 
 use crate::lab::{Lab, STREAM, data, do_until, must_end, next, put_all, settings};
 use crate::ports::free_port;
@@ -95,7 +95,7 @@ impl Three {
         }
     }
 
-    async fn open(&self, role: QueueRole) -> JetStream {
+    async fn open(&self, role: NodeRole) -> JetStream {
         let settings = Settings {
             patience: Duration::from_secs(120),
             lease: Duration::from_secs(10),
@@ -154,8 +154,8 @@ async fn a_broker_of_three_servers_outlives_one_and_waits_for_two() {
     let Some(mut three) = Three::start().await else {
         return;
     };
-    let head = three.open(QueueRole::Head).await;
-    let mover = Arc::new(three.open(QueueRole::Mover).await);
+    let head = three.open(NodeRole::Head).await;
+    let mover = Arc::new(three.open(NodeRole::Follower).await);
     put_all(&head, (0..50).map(data)).await;
     assert_eq!(head.losses().await.unwrap(), 0);
     let mut left: Vec<_> = (0..60).map(data).collect();
@@ -196,8 +196,8 @@ async fn a_broker_of_three_servers_that_loses_all_disks_is_filled_again() {
     let Some(mut three) = Three::start().await else {
         return;
     };
-    let head = three.open(QueueRole::Head).await;
-    let mover = three.open(QueueRole::Mover).await;
+    let head = three.open(NodeRole::Head).await;
+    let mover = three.open(NodeRole::Follower).await;
     put_all(&head, [data(62)]).await;
     assert_eq!(head.losses().await.unwrap(), 0);
     for number in 0..3 {

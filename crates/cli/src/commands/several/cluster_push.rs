@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use tokio::sync::watch;
 use zmove_cluster::jetstream::{
     BrokerState, GrantNotice, JetStream, JobNotice, LocalBroker, LocalServer, NodeNotice, Notice,
-    NoticeBoard, NumberedNode, QueueRole, SourceNotice,
+    NoticeBoard, NumberedNode, SourceNotice,
 };
-use zmove_cluster::{JobError, JobPhase, Receiver, SharedJob};
+use zmove_cluster::{JobError, JobPhase, NodeRole, Receiver, SharedJob};
 use zmove_engine::Sources;
 use zmove_jobs::{host_name, this_program};
 use zmove_transport::Identity;
@@ -81,7 +81,7 @@ impl<'a> ClusterPush<'a> {
             };
             let no_broker = |error| self.cluster.no_broker(error);
             let notices = self.cluster.notices().await.map_err(no_broker)?;
-            let queue = self.cluster.queue(QueueRole::Head, id, patience).await;
+            let queue = self.cluster.queue(NodeRole::Head, id, patience).await;
             Ok::<_, anyhow::Error>((server, notices, queue.map_err(no_broker)?))
         };
         let (_server, notices, queue) = tokio::select! {

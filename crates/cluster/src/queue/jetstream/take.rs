@@ -14,8 +14,8 @@ use futures_util::{StreamExt, TryStreamExt};
 use tokio::time::timeout;
 
 use super::answers::BrokerError;
-use super::connection::BrokerState;
-use super::{JetStream, Lease, QueueRole};
+use super::{JetStream, Lease};
+use crate::job::NodeRole;
 use crate::queue::{LEASE, Taken};
 
 /// The state of taking items.
@@ -112,8 +112,8 @@ async fn open(queue: &JetStream, pulled: Pulled, leased_for: Duration) -> Option
     }
     lease.delivery = None;
     let answer = match queue.settings.role {
-        QueueRole::Head => AckKind::Ack,
-        QueueRole::Mover => AckKind::Nak(Some(UNREADABLE_PAUSE)),
+        NodeRole::Head => AckKind::Ack,
+        NodeRole::Follower => AckKind::Nak(Some(UNREADABLE_PAUSE)),
     };
     // If the broker does not receive the answer, it delivers the message again.
     let _best_effort = message.double_ack_with(answer).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice, QueueRole};
+use zmove_cluster::jetstream::{JetStream, JobNotice, NodeFailure, Notice};
 use zmove_cluster::{CurrentGrant, Node, NodeRole, Receiver, SessionResults, SharedJob};
 use zmove_disk::Lease;
 use zmove_engine::NoListener;
@@ -70,7 +70,7 @@ impl NodeWork {
         let looked = spawn_blocking(move || inspect_job(&of_node, &notice)).await;
         let (job, receivers, timeout) = looked.context("examine the sources")??;
         let patience = cluster_push::broker_patience(timeout);
-        let queue = Arc::new(cluster.queue(QueueRole::Mover, id, patience).await?);
+        let queue = Arc::new(cluster.queue(NodeRole::Follower, id, patience).await?);
         opened.get_or_init(|| OpenQueue {
             queue: Arc::clone(&queue),
             silence_max: patience + SILENCE_BEYOND,
