@@ -570,7 +570,7 @@ mod tests {
     use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode};
 
     use super::*;
-    use crate::lab::{JOB, job, receiver};
+    use crate::lab::{job, receiver};
     use crate::queue::LocalQueue;
     use crate::session::ConnectedSession;
 
@@ -660,7 +660,7 @@ mod tests {
     fn head() -> Head<LocalQueue> {
         Head::new(Node::new(
             job(),
-            Arc::new(LocalQueue::new(JOB)),
+            Arc::new(LocalQueue::default()),
             Vec::new(),
             0,
             Duration::ZERO,

@@ -71,7 +71,7 @@ pub(crate) fn session_events() -> Arc<SessionEvents> {
 
 /// Creates a mover whose session is over.
 pub(crate) fn mover() -> Mover<LocalQueue> {
-    let queue = Arc::new(LocalQueue::new(JOB));
+    let queue = Arc::new(LocalQueue::default());
     Mover::new(Arc::new(job()), queue, feeder(), session_events())
 }
 

@@ -320,13 +320,13 @@ mod tests {
     use zmove_wire::{Refusal, RefusalCode};
 
     use super::*;
-    use crate::lab::{JOB, job, receiver};
+    use crate::lab::{job, receiver};
     use crate::queue::LocalQueue;
 
     fn node(receivers: usize, patience: Duration) -> Node<LocalQueue> {
         Node::new(
             job(),
-            Arc::new(LocalQueue::new(JOB)),
+            Arc::new(LocalQueue::default()),
             vec![receiver(); receivers],
             1,
             patience,

@@ -356,7 +356,7 @@ fn a_node_moves_all_by_its_grant_over_each_transport_and_counts_as_its_head() {
         (0..50_u64).for_each(|file| paint(lab.site.source().join(format!("f{file}")), file * 999));
         paint(lab.site.source().join("large"), 20 << 20);
         runtime().block_on(async {
-            let queue = Arc::new(LocalQueue::new(JOB));
+            let queue = Arc::new(LocalQueue::default());
             let (_go_on, stop) = oneshot::channel();
             let leading = lab.begin(&queue, stop).await;
             let grant = lab.signed(lab.grant(&lab.job("t")));

@@ -60,7 +60,7 @@ impl<H: Hooks> HookedQueue<H> {
     pub(crate) fn new(hooks: H) -> Arc<Self> {
         let [taken_again, repeated] = [0, 0].map(AtomicU64::new);
         Arc::new(Self {
-            queue: LocalQueue::new(JOB),
+            queue: LocalQueue::default(),
             hooks,
             again: Mutex::default(),
             taken_again,

@@ -70,7 +70,7 @@ impl<W: WorkQueue> Mover<W> {
                         > 0
                 {
                     let large = assigned.item.child(ItemWork::Large(file.clone()));
-                    self.events.note_failed_range(large.id(self.job.id));
+                    self.events.note_failed_range(large.id());
                 }
                 Ok(Counters::default())
             }

@@ -238,7 +238,7 @@ impl<W: WorkQueue> Mover<W> {
     /// Returns how long to wait without a new group before this mover concludes that no mover is sending the missing
     /// groups.
     fn stuck_after(&self, large: &WorkItem) -> Duration {
-        if self.events.has_failed_range(large.id(self.job.id)) {
+        if self.events.has_failed_range(large.id()) {
             FAILED_RANGE_AFTER
         } else {
             STUCK_AFTER
@@ -375,7 +375,7 @@ mod tests {
             };
             item_of(0, ItemWork::Large(file))
         });
-        mover.events.note_failed_range(failed.id(mover.job.id));
+        mover.events.note_failed_range(failed.id());
         assert_eq!(
             [failed, other].map(|file| mover.stuck_after(&file)),
             [FAILED_RANGE_AFTER, STUCK_AFTER]

@@ -7,15 +7,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use tokio::sync::Notify;
-use zmove_types::{Lock, SharedJobId, WorkId};
+use zmove_types::{Lock, WorkId};
 
 use crate::error::WorkError;
 use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
 
 /// A queue in this process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LocalQueue {
-    job: SharedJobId,
     shared: Arc<Shared>,
 }
 
@@ -112,17 +111,6 @@ impl State {
     }
 }
 
-impl LocalQueue {
-    /// Creates an empty queue for a job.
-    #[must_use]
-    pub fn new(job: SharedJobId) -> Self {
-        Self {
-            job,
-            shared: Arc::default(),
-        }
-    }
-}
-
 impl WorkQueue for LocalQueue {
     type Delivery = LocalLease;
 
@@ -165,7 +153,7 @@ impl WorkQueue for LocalQueue {
                 continue;
             }
             announced.put += 1;
-            if state.known.insert(item.id(self.job)) {
+            if state.known.insert(item.id()) {
                 let number = state.next_number();
                 state.wait(
                     QueuedItem {
@@ -222,7 +210,7 @@ const ITEMS_MAX: usize = 65_536;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::{JOB, item_of, root};
+    use crate::lab::{item_of, root};
     use crate::queue::ItemWork;
     use zmove_types::Name;
 
@@ -242,7 +230,7 @@ mod tests {
 
     #[tokio::test]
     async fn data_goes_before_walks_and_each_in_its_order() {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         queue
             .put(vec![walk(1), data(1), walk(2), data(2)])
             .await
@@ -259,7 +247,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_item_comes_once_in_a_pass_and_again_in_the_next() {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         queue.put(vec![data(1), data(1)]).await.unwrap();
         let taken = next(&queue).await;
         queue.done(taken).await.unwrap();
@@ -274,7 +262,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_dropped_waits_again() {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         queue.put(vec![data(1)]).await.unwrap();
         drop(next(&queue).await);
         assert_eq!(next(&queue).await.item, data(1));
@@ -283,7 +271,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_stands_still_comes_again_and_is_done_once_whoever_ends_first() {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         queue.put(vec![data(1), data(2)]).await.unwrap();
         let [hangs, goes_on] = [next(&queue).await, next(&queue).await];
         queue.lapse(&hangs);
@@ -300,7 +288,7 @@ mod tests {
     #[tokio::test]
     async fn a_lease_is_twice_as_long_when_the_item_has_stood_still_and_not_when_it_is_given_back()
     {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         queue.put(vec![data(1)]).await.unwrap();
         for _ in 0..5 {
             drop(next(&queue).await);
@@ -314,7 +302,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_waiting_take_returns_on_an_item_and_on_the_end() {
-        let queue = Arc::new(LocalQueue::new(JOB));
+        let queue = Arc::new(LocalQueue::default());
         let waiting = tokio::spawn({
             let queue = Arc::clone(&queue);
             async move {
@@ -333,7 +321,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_put_into_a_job_that_is_over() {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         queue.close().await.unwrap();
         assert!(matches!(
             queue.put(vec![data(1)]).await,
@@ -343,7 +331,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_refuses_and_takes_the_same_item_later() {
-        let queue = LocalQueue::new(JOB);
+        let queue = LocalQueue::default();
         let all = u32::try_from(ITEMS_MAX).unwrap() + 1;
         let announced = queue.put((0..all).map(data).collect()).await.unwrap();
         assert_eq!(announced.refused, [data(all - 1)]);

@@ -17,7 +17,7 @@
 
 use serde::{Deserialize, Serialize};
 use zmove_scan::MarkedPath;
-use zmove_types::{Name, SharedJobId, Timestamp, WorkId};
+use zmove_types::{Name, Timestamp, WorkId};
 use zmove_wire::GroupRange;
 
 /// A work item.
@@ -81,15 +81,14 @@ impl WorkItem {
         }
     }
 
-    /// Returns the id of the item in a job. It does not depend on directory marks, because a directory may change
+    /// Returns the id of the item in its job. It does not depend on directory marks, because a directory may change
     /// between two announcements.
     ///
     /// # Panics
     /// Never panics, because encoding into a vector cannot fail.
     #[must_use]
-    pub fn id(&self, job: SharedJobId) -> WorkId {
+    pub fn id(&self) -> WorkId {
         let mut hasher = blake3::Hasher::new_derive_key("zmove 2026-11-26 id of a work item");
-        hasher.update(&job.0);
         let mut unmarked = self.clone();
         unmarked.work.forget_marks();
         hasher.update(&unmarked.encode());
@@ -144,7 +143,6 @@ impl ItemWork {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lab::JOB;
     use zmove_scan::DirectoryMark;
     use zmove_types::RelPath;
 
@@ -215,29 +213,28 @@ mod tests {
     }
 
     #[test]
-    fn an_id_follows_from_job_pass_source_and_work_without_marks() {
+    fn an_id_follows_from_pass_source_and_work_without_marks() {
         let ids: std::collections::BTreeSet<_> =
-            each([None; 2]).map(|work| item(work).id(JOB).0).into();
+            each([None; 2]).map(|work| item(work).id().0).into();
         assert_eq!(ids.len(), 5);
         let marked = each([mark(None), mark(Some(Timestamp::default()))]);
         for (work, marked) in each([None; 2]).into_iter().zip(marked) {
             let first = item(work.clone());
-            assert_eq!(item(marked).id(JOB), first.id(JOB));
-            assert_ne!(first.id(SharedJobId([8; 16])), first.id(JOB));
+            assert_eq!(item(marked).id(), first.id());
             let next = WorkItem {
                 pass: 2,
                 ..first.clone()
             };
-            assert_ne!(next.id(JOB), first.id(JOB));
+            assert_ne!(next.id(), first.id());
             let of_other = WorkItem {
                 source: 2,
                 ..first.clone()
             };
-            assert_ne!(of_other.id(JOB), first.id(JOB));
-            let children = [&first, &next].map(|parent| parent.child(work.clone()).id(JOB));
+            assert_ne!(of_other.id(), first.id());
+            let children = [&first, &next].map(|parent| parent.child(work.clone()).id());
             assert_eq!(
                 children,
-                [first.id(JOB), next.id(JOB)],
+                [first.id(), next.id()],
                 "what it announces is of its pass"
             );
         }

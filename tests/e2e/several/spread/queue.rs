@@ -406,7 +406,7 @@ fn a_source_that_was_replaced_fails_and_the_job_ends() {
     job.source_marks[0].as_mut().unwrap().inode += 1;
     let end = Spread::lead_job(
         job,
-        &Arc::new(LocalQueue::new(JOB)),
+        &Arc::new(LocalQueue::default()),
         spread.receivers(),
         Arc::new(NoObserver),
     );
@@ -425,7 +425,7 @@ fn others_do_the_work_of_a_broken_session_without_another_walk() {
         spread.receiver(1, relay.address),
     ];
     let upstream = spread.daemons[1].address;
-    let queue = Arc::new(LocalQueue::new(JOB));
+    let queue = Arc::new(LocalQueue::default());
     let end = spread.lead_while_breaking(&queue, receivers, &relay, upstream);
     assert_eq!((end.passes, end.tally.counters().failed), (1, 0));
     spread.assert_done();
@@ -512,7 +512,7 @@ fn others_do_the_work_of_a_receiver_that_stops_answering() {
     job.config.silence_max = Duration::from_secs(8);
     let end = Spread::lead_job(
         job,
-        &Arc::new(LocalQueue::new(JOB)),
+        &Arc::new(LocalQueue::default()),
         receivers,
         Arc::new(NoObserver),
     );

@@ -55,7 +55,7 @@ pub(crate) fn push(settings: &PushSettings, started: Instant) -> Result<Exit> {
             match &cluster {
                 Some(cluster) => Box::pin(cluster.lead(leading)).await,
                 None => {
-                    let queue = Arc::new(LocalQueue::new(id));
+                    let queue = Arc::new(LocalQueue::default());
                     Box::pin(leading.lead(queue, Duration::ZERO, pending())).await
                 }
             }

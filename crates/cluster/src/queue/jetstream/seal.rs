@@ -67,7 +67,7 @@ impl Seal {
     /// Returns the message id of an item. The id is the same each time that the item is put into the queue. It is
     /// computed with the job's key, because anyone could hash a path that they guess.
     pub(super) fn message_id(&self, item: &WorkItem) -> String {
-        self.name(&item.id(self.job).0)
+        self.name(&item.id().0)
     }
 
     /// Returns the record that the job is over.

@@ -28,7 +28,7 @@ fn lead_meddled(
         }
     });
     let (queue, failures) = (
-        Arc::new(LocalQueue::new(JOB)),
+        Arc::new(LocalQueue::default()),
         Arc::new(Failures::default()),
     );
     let observer = Arc::clone(&failures) as Arc<dyn Observer>;
