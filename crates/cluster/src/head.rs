@@ -368,7 +368,7 @@ impl<W: WorkQueue> Head<W> {
             *progress.others_write_until.insert(Instant::now() + lost)
         };
         let own = self.node.served.last_lost().map(|lost| lost + LEASE_MAX);
-        let until = own.map_or(others, |own| own.max(others));
+        let until = own.unwrap_or(others).max(others);
         let rest = until.saturating_duration_since(Instant::now());
         if rest > REPORTED_WAIT_MIN {
             let message = format!(
@@ -453,26 +453,24 @@ impl<W: WorkQueue> Head<W> {
         loop {
             if self.node.queue.waiting().await? == 0 {
                 let losses = self.node.queue.losses().await?;
-                if progress.pass_has_begun && progress.losses == losses {
+                if progress.losses == Some(losses) {
                     return Ok(());
                 }
                 if progress.passes > PASSES_AFTER_LOSS_MAX {
                     return Err(job.given_up_after(progress.passes).into());
                 }
-                if progress.pass_has_begun {
+                if progress.losses.take().is_some() {
                     let message = WALKED_AGAIN.to_owned();
                     events.on(&Event::Warned { message });
                 }
                 progress.passes += 1;
-                progress.losses = losses;
-                progress.pass_has_begun = false;
                 let first = WorkItem {
                     pass: progress.passes,
                     source: 0,
                     work: ItemWork::Begin(job.tops_of_sources().collect()),
                 };
                 self.node.queue.put(vec![first]).await?;
-                progress.pass_has_begun = true;
+                progress.losses = Some(losses);
             }
             tokio::select! {
                 () = sleep((began.elapsed() / 8).clamp(LOOK_EVERY_MIN, LOOK_EVERY)) => {}
@@ -492,10 +490,9 @@ impl<W: WorkQueue> Head<W> {
 struct JobProgress {
     /// Number of passes that were started, including one whose first item is not in the queue yet.
     passes: u32,
-    /// Whether the first item of the last pass is in the queue. A session may fail before it has put the item there.
-    pass_has_begun: bool,
-    /// Number of losses of the queue when the last pass was started.
-    losses: u64,
+    /// Number of losses of the queue when the last pass was started, or `None` if its first item is not in the queue. A
+    /// session may fail before it has put the item there.
+    losses: Option<u64>,
     /// Number of completed items when the last session began.
     items: u64,
     movers: JoinSet<Result<(), SessionEnd>>,
