@@ -22,12 +22,13 @@ mod cut;
 mod item;
 mod large;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt, TryStreamExt};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use zmove_sender::Feeder;
@@ -103,17 +104,18 @@ impl<W: WorkQueue> Mover<W> {
         }
     }
 
-    /// Processes items until the job is over, a newer pass begins, or the mover is asked to leave. When the mover
-    /// leaves, an item returns to the queue if it waits for other items or does not end within [`LEAVES_WITHIN`].
+    /// Processes items until the job is over, a newer pass begins, or `should_leave` resolves. When the mover leaves,
+    /// an item returns to the queue if it waits for other items or does not end within [`LEAVES_WITHIN`].
     ///
     /// # Errors
     /// The session or the queue fails, or an item makes no progress.
     pub(crate) async fn run(
         self,
-        mut called_away: watch::Receiver<bool>,
+        should_leave: impl Future<Output = ()>,
         pass: &AtomicU32,
     ) -> Result<MoverEnd, SessionEnd> {
         let mover = Arc::new(self);
+        let mut should_leave = pin!(should_leave);
         let mut doing = JoinSet::new();
         // The future that takes the next item, if there is one.
         let mut taking = FuturesUnordered::new();
@@ -159,7 +161,7 @@ impl<W: WorkQueue> Mover<W> {
                     mover.events.record_progress();
                 }
                 () = mover.changed.notified() => {}
-                true = is_set(&mut called_away), if end.is_none() => {
+                () = &mut should_leave, if end.is_none() => {
                     end = Some(MoverEnd::Left);
                     taking.clear();
                     ends_by = Instant::now() + LEAVES_WITHIN;
@@ -345,11 +347,6 @@ fn one_failure() -> Counters {
 /// Returns the number of clones of `mark`.
 fn holders(mark: &Arc<()>) -> usize {
     Arc::strong_count(mark) - 1
-}
-
-/// Waits until the flag is set. Returns `false` if the sender is dropped first.
-pub(crate) async fn is_set(flag: &mut watch::Receiver<bool>) -> bool {
-    flag.wait_for(|is_set| *is_set).await.is_ok()
 }
 
 /// Returns whether an item mostly waits for other items.

@@ -21,7 +21,7 @@ use zmove_types::{Beginning, Event, Observer};
 
 use crate::error::{MOVER_PANICKED, SessionEnd, WorkError};
 use crate::job::{NodeRole, Receiver, SharedJob};
-use crate::mover::{Mover, MoverEnd, is_set};
+use crate::mover::{Mover, MoverEnd};
 use crate::queue::WorkQueue;
 use crate::session::{JobEvents, SeenMessages, SessionEvents, SessionResults, ask, in_session};
 
@@ -171,35 +171,26 @@ impl<W: WorkQueue> MoverSessions<W> {
         let mut leaves = self.leaves.clone();
         while !*leaves.borrow() {
             let (receiver, events) = self.next();
-            let (call, called_away) = watch::channel(false);
             let own_is_well = self.is_well(own);
-            let ended = {
-                let session = pin!(in_session(
-                    &receiver,
-                    &self.job,
-                    Beginning::UnderWay,
-                    &events,
-                    |feeder| {
-                        let queue = Arc::clone(&self.queue);
-                        let mover =
-                            Mover::new(Arc::clone(&self.job), queue, feeder, Arc::clone(&events));
-                        mover.run(called_away, &self.pass)
-                    }
-                ));
-                let mut session = pin!(self.outages.watch(session));
+            let should_leave = async {
                 tokio::select! {
-                    ended = &mut session => ended,
-                    () = own_is_well, if events.number != own => {
-                        call.send_replace(true);
-                        session.await
-                    }
-                    true = is_set(&mut leaves) => {
-                        call.send_replace(true);
-                        events.await_end();
-                        session.await
-                    }
+                    () = own_is_well, if events.number != own => {}
+                    _ = leaves.wait_for(|leaves| *leaves) => events.await_end(),
                 }
             };
+            let session = in_session(
+                &receiver,
+                &self.job,
+                Beginning::UnderWay,
+                &events,
+                |feeder| {
+                    let queue = Arc::clone(&self.queue);
+                    let mover =
+                        Mover::new(Arc::clone(&self.job), queue, feeder, Arc::clone(&events));
+                    mover.run(should_leave, &self.pass)
+                },
+            );
+            let ended = self.outages.watch(pin!(session)).await;
             match ended {
                 Ok(MoverEnd::Over) => return Ok(()),
                 Ok(MoverEnd::Left) => (self.next, self.refusals) = (own, 0),

@@ -194,12 +194,12 @@ const STORED_GROUPS_MISSING: SessionEnd =
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
     use std::time::Duration;
 
-    use tokio::sync::watch;
     use tokio::time::sleep;
     use zmove_scan::ScanRoot;
     use zmove_types::RelPath;
@@ -222,9 +222,8 @@ mod tests {
         let queue = Arc::clone(&mover.queue);
         let of_second = WorkItem { pass: 2, ..item() };
         queue.put(vec![of_second.clone()]).await.unwrap();
-        let (_call, called_away) = watch::channel(false);
         let pass = AtomicU32::new(1);
-        let end = mover.run(called_away, &pass).await;
+        let end = mover.run(pending(), &pass).await;
         assert!(matches!(end, Ok(MoverEnd::Left)), "{end:?}");
         assert_eq!(pass.into_inner(), 2);
         let again = queue.take().await.unwrap().unwrap();
@@ -238,8 +237,7 @@ mod tests {
         let _stands = Arc::clone(&mover.stalled);
         let queue = Arc::clone(&mover.queue);
         queue.put(vec![item()]).await.unwrap();
-        let (_call, called_away) = watch::channel(false);
-        let running = tokio::spawn(mover.run(called_away, &PASS));
+        let running = tokio::spawn(mover.run(pending(), &PASS));
         sleep(2 * RENEW_EVERY).await;
         let taken = queue.take().await.unwrap().expect("it is there for others");
         assert!(taken.item == item() && !running.is_finished(), "{taken:?}");
@@ -306,12 +304,10 @@ mod tests {
     async fn a_mover_that_is_called_away_leaves_what_it_has_not_begun() {
         let mover = mover();
         let queue = Arc::clone(&mover.queue);
-        let (call, called_away) = watch::channel(true);
-        let running = tokio::spawn(mover.run(called_away, &PASS));
+        let running = tokio::spawn(mover.run(ready(()), &PASS));
         sleep(RENEW_EVERY).await;
         queue.put(vec![item()]).await.unwrap();
         assert_eq!(running.await.unwrap().unwrap(), MoverEnd::Left);
         assert!(queue.take().await.unwrap().is_some());
-        drop(call);
     }
 }
