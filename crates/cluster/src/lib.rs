@@ -26,7 +26,7 @@ pub use head::{Head, JobEnd, JobError, JobPhase, Others};
 pub use job::{CurrentGrant, HeadLease, NodeRole, Receiver, SharedJob, Tally};
 pub use node::Node;
 pub use queue::{
-    Announced, Done, ITEM_BYTES_MAX, ItemWork, LEASE, LocalLease, LocalQueue, SplitFile, Taken,
-    WorkItem, WorkQueue, jetstream,
+    Announced, ITEM_BYTES_MAX, ItemWork, LEASE, LocalLease, LocalQueue, SplitFile, Taken, WorkItem,
+    WorkQueue, jetstream,
 };
 pub use session::{SeenMessages, SessionResults};

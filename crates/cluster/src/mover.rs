@@ -36,7 +36,7 @@ use zmove_types::{Counters, Event, Lock, Observer};
 
 use crate::error::{PANICKED, SessionEnd, WorkError};
 use crate::job::SharedJob;
-use crate::queue::{Done, ItemWork, LEASE, Taken, WorkItem, WorkQueue};
+use crate::queue::{ItemWork, LEASE, Taken, WorkItem, WorkQueue};
 use crate::session::SessionEvents;
 
 /// A mover in a session.
@@ -251,7 +251,7 @@ impl<W: WorkQueue> Mover<W> {
         };
         drop(stalled);
         let pass = taken.item.pass;
-        if self.queue.done(taken).await? == Done::First {
+        if self.queue.done(taken).await? {
             let announced = leased.announced.load(Ordering::Relaxed);
             self.events.count(pass, &counts, announced);
         }

@@ -7,4 +7,4 @@ mod work_queue;
 
 pub use local_queue::{LocalLease, LocalQueue};
 pub use work::{ITEM_BYTES_MAX, ItemWork, SplitFile, WorkItem};
-pub use work_queue::{Announced, Done, LEASE, Taken, WorkQueue};
+pub use work_queue::{Announced, LEASE, Taken, WorkQueue};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use zmove_cluster::{
-    Announced, Done, LEASE, LocalLease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue,
+    Announced, LEASE, LocalLease, LocalQueue, Taken, WorkError, WorkItem, WorkQueue,
 };
 use zmove_types::SharedJobId;
 
@@ -125,7 +125,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         Ok(())
     }
 
-    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<Done, WorkError> {
+    async fn done(&self, taken: Taken<Self::Delivery>) -> Result<bool, WorkError> {
         let Taken {
             item,
             lease,
@@ -134,7 +134,7 @@ impl<H: Hooks> WorkQueue for HookedQueue<H> {
         let Some(delivery) = delivery else {
             self.repeated.fetch_add(1, Ordering::Relaxed);
             self.taken_again.fetch_sub(1, Ordering::Relaxed);
-            return Ok(Done::Again);
+            return Ok(false);
         };
         self.note(Now::Done(&item));
         self.queue

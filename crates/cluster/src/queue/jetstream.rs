@@ -48,7 +48,7 @@ use zmove_types::{Lock, SharedJobId};
 
 use crate::error::WorkError;
 use crate::job::NodeRole;
-use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
+use crate::queue::{Announced, LEASE, Taken, WorkItem, WorkQueue};
 use answers::BrokerError;
 use broker::{Losses, Put, STREAM, Silence};
 use connection::Connection;
@@ -349,12 +349,12 @@ impl WorkQueue for JetStream {
             .await
     }
 
-    async fn done(&self, mut taken: Taken<Lease>) -> Result<Done, WorkError> {
+    async fn done(&self, mut taken: Taken<Lease>) -> Result<bool, WorkError> {
         let lease = &mut taken.delivery;
         self.acknowledge("remove work from the queue", lease, AckKind::Ack)
             .await?;
         lease.delivery = None;
-        Ok(Done::First)
+        Ok(true)
     }
 
     async fn waiting(&self) -> Result<u64, WorkError> {

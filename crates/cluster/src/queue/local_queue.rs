@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use zmove_types::{Lock, WorkId};
 
 use crate::error::WorkError;
-use crate::queue::{Announced, Done, LEASE, Taken, WorkItem, WorkQueue};
+use crate::queue::{Announced, LEASE, Taken, WorkItem, WorkQueue};
 
 /// A queue in this process.
 #[derive(Debug, Default)]
@@ -91,19 +91,16 @@ impl State {
     }
 
     /// Removes an item that is done, even if the lease has expired and the item is waiting or taken again. Otherwise,
-    /// if each flush takes longer than a lease, some mover would always be processing the item again.
-    fn end(&mut self, done: &Taken<LocalLease>) -> Done {
+    /// if each flush takes longer than a lease, some mover would always be processing the item again. Returns `false`
+    /// if the item was done before.
+    fn end(&mut self, done: &Taken<LocalLease>) -> bool {
         if self.taken.remove(&done.delivery.number).is_some() {
-            return Done::First;
+            return true;
         }
         let before = self.left();
         self.taken.retain(|_, queued| queued.item != done.item);
         self.waiting.retain(|_, queued| queued.item != done.item);
-        if self.left() < before {
-            Done::First
-        } else {
-            Done::Again
-        }
+        self.left() < before
     }
 
     fn left(&self) -> usize {
@@ -183,7 +180,7 @@ impl WorkQueue for LocalQueue {
         }
     }
 
-    async fn done(&self, taken: Taken<LocalLease>) -> Result<Done, WorkError> {
+    async fn done(&self, taken: Taken<LocalLease>) -> Result<bool, WorkError> {
         Ok(self.shared.state.lock().end(&taken))
     }
 
@@ -278,9 +275,9 @@ mod tests {
         let again = next(&queue).await;
         assert_eq!(again.item, hangs.item);
         assert_eq!(queue.waiting().await.unwrap(), 2);
-        assert_eq!(queue.done(hangs).await.unwrap(), Done::First);
+        assert!(queue.done(hangs).await.unwrap());
         assert_eq!(queue.waiting().await.unwrap(), 1, "whoever does it again");
-        assert_eq!(queue.done(again).await.unwrap(), Done::Again);
+        assert!(!queue.done(again).await.unwrap());
         queue.done(goes_on).await.unwrap();
         assert_eq!(queue.waiting().await.unwrap(), 0);
     }

@@ -52,13 +52,14 @@ pub trait WorkQueue: Send + Sync + 'static {
     fn lapse(&self, _taken: &Taken<Self::Delivery>) {}
 
     /// Removes an item from the queue. The item is done, and all items that it announced are done or in the queue.
+    /// Returns `false` if the queue knows that the item was already completed and counted.
     ///
     /// # Errors
     /// The queue cannot be reached.
     fn done(
         &self,
         taken: Taken<Self::Delivery>,
-    ) -> impl Future<Output = Result<Done, WorkError>> + Send;
+    ) -> impl Future<Output = Result<bool, WorkError>> + Send;
 
     /// Returns the number of items that are not done.
     ///
@@ -83,7 +84,7 @@ pub trait WorkQueue: Send + Sync + 'static {
 #[derive(Debug, Default)]
 pub struct Announced {
     /// Number of items that will be completed because of this call. If the queue may count an item twice, items that it
-    /// already had are excluded. If the queue counts each item once (see [`Done::Again`]), they are included.
+    /// already had are excluded. If the queue counts each item once (see [`WorkQueue::done`]), they are included.
     pub put: u64,
     /// The items that the queue refused because it is full.
     pub refused: Vec<WorkItem>,
@@ -98,13 +99,4 @@ pub struct Taken<D> {
     pub lease: Duration,
     /// Handle to this delivery.
     pub delivery: D,
-}
-
-/// Whether a completed item had been completed before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
-    /// The item was not completed before, as far as the queue can tell.
-    First,
-    /// The item was already completed and counted.
-    Again,
 }
