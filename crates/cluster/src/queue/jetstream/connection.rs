@@ -114,19 +114,16 @@ impl Connection {
         });
     }
 
-    /// Waits before another request. If the broker cannot be reached, waits up to `away_max` for the connection.
-    /// Otherwise, waits for a short time or for a change of the state.
+    /// Waits before another request until the state changes: up to `away_max` if the broker cannot be reached, and
+    /// otherwise for a short time.
     pub(super) async fn pause(&self, away_max: Duration) {
         let mut state = self.state();
-        if self.is_lost() {
-            let _back_or_not = timeout(
-                away_max,
-                state.wait_for(|state| *state != BrokerState::Lost),
-            )
-            .await;
+        let most = if self.is_lost() {
+            away_max
         } else {
-            let _changed_or_not = timeout(AGAIN_AFTER, state.changed()).await;
-        }
+            AGAIN_AFTER
+        };
+        let _changed_or_not = timeout(most, state.changed()).await;
     }
 
     pub(super) fn is_lost(&self) -> bool {
