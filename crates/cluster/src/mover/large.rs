@@ -36,16 +36,15 @@ impl<W: WorkQueue> Mover<W> {
         let has_holes = declared.data.is_some();
         let head = declared.encode();
         let order = SharedJobOrder::Commit { head };
-        let mut missing = match self.feeder.order(order, None).await? {
-            SharedJobResult::Missing(missing) if are_groups_of(file.bytes, &missing) => missing,
-            SharedJobResult::Done => Vec::new(),
-            // Treat all groups as missing. The item that commits this file will report the cause.
-            _ => return Ok((all(), 0)),
+        let missing = match self.feeder.order(order, None).await? {
+            SharedJobResult::Missing(ranges) => missing_groups(file.bytes, ranges),
+            SharedJobResult::Done => Some(Vec::new()),
+            _ => None,
         };
-        if missing.len() >= MISSING_RANGES_MAX {
-            let end = missing.last().map_or(0, |last| last.end());
-            missing.push(GroupRange::new(end, groups.saturating_sub(end)));
-        }
+        // After another answer, treat all groups as missing. The item that commits this file will report the cause.
+        let Some(missing) = missing else {
+            return Ok((all(), 0));
+        };
         let offset = |group: u32| file.bytes.min(u64::from(group) * GROUP_BYTES);
         let bytes = |range: &GroupRange| offset(range.end()) - offset(range.first);
         let there = file.bytes.saturating_sub(missing.iter().map(bytes).sum());
@@ -76,8 +75,9 @@ impl<W: WorkQueue> Mover<W> {
                 bytes: file.bytes,
                 ..Counters::default()
             }),
-            SharedJobResult::Missing(ranges) if are_groups_of(file.bytes, &ranges) => Err(ranges),
-            SharedJobResult::Missing(_) => return Err(NO_GROUPS),
+            SharedJobResult::Missing(ranges) => {
+                Err(missing_groups(file.bytes, ranges).ok_or(NO_GROUPS)?)
+            }
             // A newer file at the target is kept.
             SharedJobResult::Failed(_, FaultCode::AlreadyThere) => Ok(Counters::default()),
             SharedJobResult::Failed(operation, code)
@@ -161,7 +161,7 @@ impl<W: WorkQueue> Mover<W> {
         };
         let _waiting = Arc::clone(&self.waiting);
         self.changed.notify_one();
-        let mut awaited = AwaitedGroups::new(file.bytes);
+        let mut awaited = AwaitedGroups::default();
         let mut looked = Instant::now();
         loop {
             let missing = match self.commit(&unnamed).await? {
@@ -258,8 +258,6 @@ pub(super) struct FoundFile {
 /// Only a new minimum of missing groups counts as progress. Otherwise, a receiver that reports different groups each
 /// time could make the mover wait forever.
 struct AwaitedGroups {
-    /// Number of groups in the file.
-    groups: u32,
     /// Minimum number of missing groups so far.
     fewest: u64,
     /// When the minimum was reached, or when this mover sent the missing groups itself.
@@ -281,20 +279,20 @@ enum GroupWait {
     Lost,
 }
 
-impl AwaitedGroups {
-    fn new(bytes: u64) -> Self {
-        let groups = GroupSpan::count(bytes).unwrap_or(0);
+impl Default for AwaitedGroups {
+    fn default() -> Self {
         Self {
-            groups,
             fewest: u64::MAX,
             since: Instant::now(),
             pause: CHECK_INTERVAL,
             resent: None,
         }
     }
+}
 
+impl AwaitedGroups {
     fn next_step(&mut self, missing: &[GroupRange], stuck_after: Duration) -> GroupWait {
-        let many = self.count(missing);
+        let many = missing.iter().map(|range| u64::from(range.count)).sum();
         let is_stuck = self.since.elapsed() >= stuck_after;
         match &self.resent {
             _ if many < self.fewest => {
@@ -315,29 +313,21 @@ impl AwaitedGroups {
         self.since = Instant::now();
         self.resent = Some(missing);
     }
-
-    /// Returns the maximum number of missing groups. An answer has a maximum length. If it is reached, all groups after
-    /// the last range may be missing too.
-    fn count(&self, missing: &[GroupRange]) -> u64 {
-        let told: u64 = missing.iter().map(|range| u64::from(range.count)).sum();
-        match missing.last() {
-            Some(last) if missing.len() >= MISSING_RANGES_MAX => {
-                told + u64::from(self.groups.saturating_sub(last.end()))
-            }
-            _ => told,
-        }
-    }
 }
 
-/// Returns whether these are valid ranges of groups of a file of `bytes` bytes: at least one, in ascending order, and
-/// inside the file.
-pub(super) fn are_groups_of(bytes: u64, ranges: &[GroupRange]) -> bool {
+/// Returns the groups that may be missing in a file of `bytes` bytes, according to a receiver's answer. An answer has a
+/// maximum number of ranges. If it is reached, all groups after the last range may be missing too. Returns `None` if
+/// these are not ranges of the file: at least one, in ascending order, and inside the file.
+fn missing_groups(bytes: u64, mut ranges: Vec<GroupRange>) -> Option<Vec<GroupRange>> {
     let count = GroupSpan::count(bytes).unwrap_or(0);
     let end = ranges.iter().try_fold(0, |end, range| {
         let next = range.first.checked_add(range.count)?;
         (range.first >= end && range.count > 0 && next <= count).then_some(next)
-    });
-    !ranges.is_empty() && end.is_some()
+    })?;
+    if ranges.len() >= MISSING_RANGES_MAX && end < count {
+        ranges.push(GroupRange::new(end, count - end));
+    }
+    (!ranges.is_empty()).then_some(ranges)
 }
 
 const NO_GROUPS: SessionEnd =
@@ -392,7 +382,7 @@ mod tests {
     #[test]
     fn what_is_said_to_be_missing_has_to_be_of_the_file() {
         let bytes = 9 * GROUP_BYTES + 1;
-        let are = |ranges: &[(u32, u32)]| are_groups_of(bytes, &ranges_of(ranges));
+        let are = |ranges: &[(u32, u32)]| missing_groups(bytes, ranges_of(ranges)).is_some();
         assert!(are(&[(0, 10)]) && are(&[(0, 1), (1, 1), (9, 1)]));
         let others: [&[(u32, u32)]; 8] = [
             &[],
@@ -411,7 +401,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_receiver_that_tells_of_other_groups_each_time_is_not_waited_for_without_end() {
-        let mut awaited = AwaitedGroups::new(100 * GROUP_BYTES);
+        let mut awaited = AwaitedGroups::default();
         let mut told = Vec::new();
         for number in 0..100 {
             let missing = [GroupRange::new(number, 2)];
@@ -432,7 +422,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn groups_that_are_missing_as_before_although_they_were_sent_again_are_lost() {
-        let mut awaited = AwaitedGroups::new(100 * GROUP_BYTES);
+        let mut awaited = AwaitedGroups::default();
         assert_eq!(
             awaited.next_step(&ranges_of(&[(0, 2)]), STUCK_AFTER),
             GroupWait::InProgress
@@ -456,24 +446,15 @@ mod tests {
 
     #[test]
     fn a_truncated_list_of_missing_groups_counts_the_rest_as_missing() {
-        let mut awaited = AwaitedGroups::new(10_000 * GROUP_BYTES);
-        let every_other = |from: u32| {
-            (0..1024_u32)
-                .map(|number| GroupRange::new(from + 2 * number, 1))
-                .collect::<Vec<_>>()
+        let every_other = |ranges: u32| {
+            let ranges: Vec<_> = (0..ranges).map(|number| (2 * number, 1)).collect();
+            missing_groups(10_000 * GROUP_BYTES, ranges_of(&ranges)).unwrap()
         };
-        assert_eq!(
-            awaited.next_step(&every_other(0), STUCK_AFTER),
-            GroupWait::InProgress
-        );
-        assert_eq!(
-            awaited.next_step(&every_other(0), STUCK_AFTER),
-            GroupWait::InProgress
-        );
-        assert_eq!(
-            awaited.next_step(&every_other(2), STUCK_AFTER),
-            GroupWait::InProgress
-        );
+        let max = u32::try_from(MISSING_RANGES_MAX).unwrap();
+        assert_eq!(every_other(max - 1).len(), MISSING_RANGES_MAX - 1);
+        let end = 2 * max - 1;
+        let rest = GroupRange::new(end, 10_000 - end);
+        assert_eq!(every_other(max).last(), Some(&rest));
     }
 
     #[test]
