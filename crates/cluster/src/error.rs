@@ -132,14 +132,12 @@ pub enum SessionEnd {
 }
 
 impl SessionEnd {
-    /// Returns the queue's error if it is the only cause.
-    pub(crate) fn into_queue_failure(self) -> Result<WorkError, Self> {
+    /// Returns the error for a job whose last mover has stopped with this error. A failure of the queue or a lack of
+    /// space concerns all movers.
+    pub(crate) fn of_all_movers(self) -> Self {
         match self {
-            Self::Queue(error) => Ok(error),
-            Self::AllMoversStopped(end) => end
-                .into_queue_failure()
-                .map_err(|end| Self::AllMoversStopped(Box::new(end))),
-            other => Err(other),
+            Self::Queue(_) | Self::NoRoom { .. } => self,
+            other => Self::AllMoversStopped(Box::new(other)),
         }
     }
 
@@ -165,15 +163,6 @@ impl SessionEnd {
                 Some((Operation::Write, no_room_of(refusal)?))
             }
             _ => None,
-        }
-    }
-
-    /// Returns whether the error is caused by a lack of space at the target.
-    pub(crate) fn is_no_room(&self) -> bool {
-        match self {
-            Self::NoRoom { .. } => true,
-            Self::AllMoversStopped(end) => end.is_no_room(),
-            _ => false,
         }
     }
 
@@ -210,8 +199,7 @@ impl SessionEnd {
     /// Returns whether another session with the same receiver is useless.
     pub(crate) fn is_final(&self) -> bool {
         match self {
-            Self::Connect(error) => !error.is_lost(),
-            Self::Session(error) => !error.is_lost(),
+            Self::Connect(_) | Self::Session(_) => !self.is_away(),
             other => matches!(
                 other,
                 Self::NoRoom { .. } | Self::JobClosed | Self::PeerMisbehaved(_) | Self::Panicked(_)

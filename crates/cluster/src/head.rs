@@ -235,20 +235,17 @@ impl<W: WorkQueue> Head<W> {
     }
 
     /// Converts the error of the last session into the reason why the job failed.
-    fn failure(&self, error: SessionEnd, progress: &JobProgress) -> JobError {
-        match error.into_queue_failure() {
-            Ok(error) => JobError::Queue(error),
-            Err(error) if !self.may_have_begun(progress) => JobError::NotBegun(Box::new(error)),
-            Err(error) if error.is_no_room() => JobError::NoRoom(Box::new(error)),
-            Err(error @ SessionEnd::NotShared { .. }) => JobError::NotShared(Box::new(error)),
-            Err(error) if self.is_at(JobPhase::Begun) => JobError::Lost(Box::new(error)),
-            Err(error) => {
-                let absent_at = progress.absent_at.filter(|_| !progress.has_opened);
-                JobError::PerhapsBegun {
-                    error: Box::new(error),
-                    absent_at,
-                }
-            }
+    fn failure(&self, error: Box<SessionEnd>, progress: &JobProgress) -> JobError {
+        match *error {
+            SessionEnd::Queue(error) => JobError::Queue(error),
+            _ if !self.may_have_begun(progress) => JobError::NotBegun(error),
+            SessionEnd::NoRoom { .. } => JobError::NoRoom(error),
+            SessionEnd::NotShared { .. } => JobError::NotShared(error),
+            _ if self.is_at(JobPhase::Begun) => JobError::Lost(error),
+            _ => JobError::PerhapsBegun {
+                error,
+                absent_at: progress.absent_at.filter(|_| !progress.has_opened),
+            },
         }
     }
 
@@ -289,7 +286,7 @@ impl<W: WorkQueue> Head<W> {
                     }
                     sessions.is_under_way = self.is_at(JobPhase::Begun);
                     let paused = sessions.pause(&events, error).await;
-                    paused.map_err(|error| self.failure(*error, progress))?;
+                    paused.map_err(|error| self.failure(error, progress))?;
                 }
                 Ok(()) | Err(_) => return Ok(self.end_of(progress)),
             }
@@ -476,7 +473,7 @@ impl<W: WorkQueue> Head<W> {
                 () = sleep((began.elapsed() / 8).clamp(LOOK_EVERY_MIN, LOOK_EVERY)) => {}
                 Some(witness) = progress.target_checks.join_next() => self.check_one_target(witness, events)?,
                 Some(ended) = progress.movers.join_next() => match ended {
-                    Ok(Err(error)) if progress.movers.is_empty() => return Err(SessionEnd::AllMoversStopped(Box::new(error))),
+                    Ok(Err(error)) if progress.movers.is_empty() => return Err(error.of_all_movers()),
                     Ok(Ok(()) | Err(_)) => {}
                     Err(_panic) => return Err(MOVER_PANICKED),
                 },
@@ -620,7 +617,7 @@ mod tests {
             absent_at: Some(1),
             ..JobProgress::default()
         };
-        let failure = |progress: &JobProgress, error| head.failure(error, progress);
+        let failure = |progress: &JobProgress, error| head.failure(Box::new(error), progress);
         let over = || SessionEnded.into();
         let (operation, code) = (Operation::Write, FaultCode::Os(28));
         let no_room = || SessionEnd::NoRoom {
