@@ -19,7 +19,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::future::select_ok;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -195,33 +195,23 @@ impl<W: WorkQueue> Head<W> {
     async fn close_at_a_receiver(&self, listener: Arc<dyn Listener + Send + Sync>) {
         let events = self.node.events(Arc::new(NoObserver), listener);
         let receivers = self.node.receivers.iter().enumerate();
-        let mut closing: FuturesUnordered<_> = receivers
-            .map(async |(number, receiver)| {
-                let session = events.within(number, receiver);
-                in_session(
-                    receiver,
-                    &self.node.job,
-                    Beginning::UnderWay,
-                    &session,
-                    async |feeder| {
-                        Orders {
-                            feeder,
-                            answers_within: CLOSE_MAX,
-                        }
-                        .give(SharedJobOrder::Close)
-                        .await?;
-                        session.await_end();
-                        Ok(())
-                    },
-                )
-                .await
-            })
-            .collect();
-        while let Some(closed) = closing.next().await {
-            if closed.is_ok() {
-                return;
-            }
-        }
+        let closing = async |number, receiver| {
+            let session = events.within(number, receiver);
+            let close = async |feeder| {
+                let answers_within = CLOSE_MAX;
+                let orders = Orders {
+                    feeder,
+                    answers_within,
+                };
+                orders.give(SharedJobOrder::Close).await?;
+                session.await_end();
+                Ok(())
+            };
+            let job = &self.node.job;
+            in_session(receiver, job, Beginning::UnderWay, &session, close).await
+        };
+        let closing = receivers.map(|(number, receiver)| Box::pin(closing(number, receiver)));
+        let _best_effort = select_ok(closing).await;
     }
 
     /// Returns whether the job may have been started at a receiver. A receiver may have opened the job even if its
