@@ -1,7 +1,9 @@
-//! Sessions with the receivers of a job.
+//! Sessions with the receivers of a job, and orders to a receiver.
+//!
+//! **Invariant:** each order of the head has a time limit. A receiver answers pings even if its storage hangs. In that
+//! case, the head tries another receiver.
 
 mod events;
-mod orders;
 mod seen_messages;
 
 use std::sync::Arc;
@@ -12,9 +14,9 @@ use tokio::time::timeout;
 use zmove_engine::{Connector, DialSettings, Notice};
 use zmove_sender::{Feeder, Link, Push, Run, SessionError, Summary};
 use zmove_types::Beginning;
-use zmove_wire::{Refusal, SharedJobOrder};
+use zmove_wire::{NotKept, Refusal, SharedJobOrder, SharedJobResult};
 
-use crate::error::SessionEnd;
+use crate::error::{SessionEnd, refused};
 use crate::job::{Receiver, SharedJob};
 use crate::queue::LEASE;
 
@@ -22,7 +24,6 @@ use self::events::ANSWERS_WITHIN;
 
 pub use self::events::SessionResults;
 pub(crate) use self::events::{ENDS_WITHIN, JobEvents, SessionEvents};
-pub(crate) use self::orders::{Orders, settled};
 pub use self::seen_messages::SeenMessages;
 
 /// Runs `work` in a session with a receiver.
@@ -126,7 +127,47 @@ pub(crate) async fn ask(
     asked.inspect_err(|error| events.note_lost(error))
 }
 
-/// A connected session. If this value is dropped before `has_ended` is set, the session counts as lost.
+/// Gives orders in one session. Clones share the session.
+#[derive(Clone)]
+pub(crate) struct Orders {
+    pub(crate) feeder: Feeder,
+    /// Time limit for the answer to each order.
+    pub(crate) answers_within: Duration,
+}
+
+impl Orders {
+    /// Gives an order and returns the answer.
+    pub(crate) async fn answer(
+        &self,
+        order: SharedJobOrder,
+    ) -> Result<SharedJobResult, SessionEnd> {
+        let answer = timeout(self.answers_within, self.feeder.order(order, None)).await;
+        Ok(answer.map_err(|_elapsed| SessionEnd::OrderTimeout(self.answers_within))??)
+    }
+
+    /// Gives an order whose answer contains no data.
+    pub(crate) async fn give(&self, order: SharedJobOrder) -> Result<(), SessionEnd> {
+        match self.answer(order).await? {
+            SharedJobResult::Done => Ok(()),
+            other => Err(refused(other)),
+        }
+    }
+
+    /// Orders the receiver to publish and flush all its data. Returns the metadata that could not be preserved.
+    pub(crate) async fn settle(&self) -> Result<Vec<NotKept>, SessionEnd> {
+        settled(self.answer(SharedJobOrder::Settle).await?)
+    }
+}
+
+/// Returns the metadata that could not be preserved from the answer to a settle order.
+pub(crate) fn settled(result: SharedJobResult) -> Result<Vec<NotKept>, SessionEnd> {
+    match result {
+        SharedJobResult::Settled(not_kept) => Ok(not_kept),
+        other => Err(refused(other)),
+    }
+}
+
+/// A connected session. If this is dropped before `has_ended` is set, the session counts as lost.
 pub(crate) struct ConnectedSession<'a> {
     session: &'a SessionEvents,
     has_ended: bool,
