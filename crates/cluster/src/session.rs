@@ -205,7 +205,10 @@ fn spawn_session(
         let mut run = Run::begin(None, Instant::now());
         let observer = Arc::clone(&events);
         let ended = push.run(&mut run, link, observer, stop).await;
-        events.state.lock().was_up = run.standing.begun > 0;
+        if run.standing.begun > 0 {
+            let mut state = events.state.lock();
+            state.answered.get_or_insert_with(tokio::time::Instant::now);
+        }
         ended
     });
     Box::pin(async move {

@@ -127,10 +127,9 @@ pub(crate) struct SessionEvents {
     reason = "each says something of its own"
 )]
 pub(super) struct SessionState {
-    /// Whether the target was opened. Known only after the session.
-    pub(super) was_up: bool,
-    /// When the receiver answered for the first time.
-    answered: Option<Instant>,
+    /// When the receiver answered for the first time, or when a session without an answer ended after the target was
+    /// opened.
+    pub(super) answered: Option<Instant>,
     has_come_further: bool,
     /// Whether data was stored since the last report of the session's limit.
     has_stored: bool,
@@ -255,9 +254,6 @@ impl SessionEvents {
             _ if state.has_come_further => SessionProgress::Progressed,
             Some(first) => SessionProgress::NoProgress {
                 answered: first.elapsed(),
-            },
-            None if state.was_up => SessionProgress::NoProgress {
-                answered: Duration::ZERO,
             },
             None => SessionProgress::NotBegun,
         }
@@ -473,14 +469,6 @@ mod tests {
     async fn a_session_in_vain_says_for_how_long_its_receiver_answered() {
         let session = session_events();
         assert_eq!(session.outcome(), SessionProgress::NotBegun);
-        session.state.lock().was_up = true;
-        tokio::time::advance(Duration::from_secs(30)).await;
-        assert_eq!(
-            session.outcome(),
-            SessionProgress::NoProgress {
-                answered: Duration::ZERO
-            }
-        );
         session.on(&Event::Answered);
         tokio::time::advance(Duration::from_secs(5)).await;
         session.on(&Event::Answered);
