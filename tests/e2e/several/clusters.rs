@@ -510,7 +510,10 @@ fn a_node_that_the_broker_does_not_let_in_says_so_and_waits() {
     let file = file.to_str().unwrap();
     let configuration = lab.site.path("nats.conf");
     let write = |user: &str| {
-        let text = format!("jetstream {{}}\nauthorization {{ users: [{{ {user} }}] }}\n");
+        let text = format!(
+            "jetstream {{ store_dir: \"{}\" }}\nauthorization {{ users: [{{ {user} }}] }}\n",
+            lab.site.path("broker").display()
+        );
         std::fs::write(&configuration, text).unwrap();
     };
     write("user: somebody, password: else");
