@@ -96,9 +96,9 @@ impl Channel {
 
     /// Returns the transport of the channel.
     #[must_use]
-    pub const fn transport(&self) -> Transport {
+    pub fn transport(&self) -> Transport {
         match &self.0 {
-            Established::Tcp(_) => Transport::Tcp,
+            Established::Tcp(connection) => connection.transport(),
             Established::Quic(_) => Transport::Quic,
         }
     }

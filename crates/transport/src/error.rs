@@ -223,6 +223,16 @@ pub enum DialError {
         /// The system's error.
         source: io::Error,
     },
+    /// ssh accepted the connection and closed it before the host answered.
+    #[error(
+        "connect to {host} through ssh: the ssh server there does not forward connections to this port (its \
+         administrator can permit them with 'AllowTcpForwarding local' and 'PermitOpen any' in sshd_config, if the \
+         key's line in authorized_keys does not forbid them)"
+    )]
+    NotForwarded {
+        /// The host that was dialed.
+        host: Endpoint,
+    },
     /// Neither TCP nor QUIC could establish a connection.
     #[error(
         "connect to {host}: by TCP it failed to {}; by QUIC it failed to {}",

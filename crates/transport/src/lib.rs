@@ -37,7 +37,9 @@ pub use lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource, LaneWindow};
 pub use path::{PathProbe, Transport};
 pub use quic::{PathEnds, QuicCongestion, Resumption, SavedWindow, UnknownCongestion};
 pub use record::RecordError;
-pub use tcp_tls::{Acceptor, BlackHole, Connection, SegmentLimit, SocketConfig, TcpDialer};
+pub use tcp_tls::{
+    Acceptor, BlackHole, Connection, ForwardedPort, SegmentLimit, SocketConfig, TcpDialer,
+};
 pub use trust::{
     Access, AuthorizedKeys, CertificateFault, Denial, Expiry, Fingerprint, FirstKey, Grant,
     GrantFault, Holder, HostAuthority, HostLineFault, HostPolicy, Identity, KeyList, KnownHosts,

@@ -6,11 +6,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-use socket2::SockRef;
+use socket2::Socket;
 use zmove_sockopt::{TcpInfo, tcp_info};
 
 /// The transport of a connection.
@@ -21,6 +21,8 @@ pub enum Transport {
     Tcp,
     /// QUIC, which is TLS 1.3 on UDP.
     Quic,
+    /// TLS 1.3 through ssh, which forwards it to the receiver's port.
+    Ssh,
 }
 
 /// A handle to read the state of a lane's connection and change its settings. A probe keeps the socket's descriptor
@@ -30,14 +32,19 @@ pub struct PathProbe(Option<ProbeSource>);
 
 #[derive(Clone)]
 enum ProbeSource {
-    Kernel(Arc<TcpStream>),
+    Kernel(Arc<Socket>),
+    /// ssh does not report the state of its connection.
+    Ssh,
     Callback(Option<Transport>, Arc<dyn Fn() -> TcpInfo + Send + Sync>),
 }
 
 impl PathProbe {
-    /// Creates a probe of a TCP socket.
-    pub(crate) fn new(socket: Arc<TcpStream>) -> Self {
-        Self(Some(ProbeSource::Kernel(socket)))
+    /// Creates a probe of a socket. If the connection is forwarded by ssh, the probe reports only that.
+    pub(crate) fn new(socket: Arc<Socket>, transport: Transport) -> Self {
+        Self(Some(match transport {
+            Transport::Ssh => ProbeSource::Ssh,
+            Transport::Tcp | Transport::Quic => ProbeSource::Kernel(socket),
+        }))
     }
 
     /// Creates a probe of a connection that does not use the kernel's TCP. `callback` returns the state of the
@@ -59,6 +66,7 @@ impl PathProbe {
     pub fn transport(&self) -> Option<Transport> {
         match self.0.as_ref()? {
             ProbeSource::Kernel(_) => Some(Transport::Tcp),
+            ProbeSource::Ssh => Some(Transport::Ssh),
             ProbeSource::Callback(transport, _) => *transport,
         }
     }
@@ -69,6 +77,7 @@ impl PathProbe {
     pub fn read(&self) -> Option<TcpInfo> {
         match self.0.as_ref()? {
             ProbeSource::Kernel(socket) => tcp_info(socket).ok(),
+            ProbeSource::Ssh => None,
             ProbeSource::Callback(_, callback) => Some(callback()),
         }
     }
@@ -85,14 +94,14 @@ impl PathProbe {
     #[must_use]
     pub fn mtu(&self) -> Option<u32> {
         let socket = self.kernel()?;
-        zmove_sockopt::path_mtu(&**socket, socket.peer_addr().ok()?).ok()
+        zmove_sockopt::path_mtu(&**socket, socket.peer_addr().ok()?.as_socket()?).ok()
     }
 
     /// Returns the kernel's name of the current congestion control, or `None` if the lane does not use the kernel's
     /// TCP.
     #[must_use]
     pub fn congestion(&self) -> Option<String> {
-        let name = SockRef::from(&**self.kernel()?).tcp_congestion().ok()?;
+        let name = self.kernel()?.tcp_congestion().ok()?;
         let name: Vec<_> = name.into_iter().take_while(|byte| *byte != 0).collect();
         String::from_utf8(name).ok()
     }
@@ -104,15 +113,15 @@ impl PathProbe {
         self.kernel()?.try_clone().ok().map(OwnedFd::from)
     }
 
-    fn kernel(&self) -> Option<&Arc<TcpStream>> {
+    fn kernel(&self) -> Option<&Arc<Socket>> {
         match self.0.as_ref()? {
             ProbeSource::Kernel(socket) => Some(socket),
-            ProbeSource::Callback(..) => None,
+            ProbeSource::Ssh | ProbeSource::Callback(..) => None,
         }
     }
 
     /// Returns a weak reference to the socket, or `None` if the lane does not use the kernel's TCP.
-    pub(crate) fn downgrade(&self) -> Option<Weak<TcpStream>> {
+    pub(crate) fn downgrade(&self) -> Option<Weak<Socket>> {
         self.kernel().map(Arc::downgrade)
     }
 
@@ -127,9 +136,7 @@ impl PathProbe {
     /// # Errors
     /// Returns an error if the kernel does not support the algorithm, or does not permit this user to choose it.
     pub fn set_congestion(&self, algorithm: &str) -> io::Result<()> {
-        let set = |socket: &Arc<TcpStream>| {
-            SockRef::from(&**socket).set_tcp_congestion(algorithm.as_bytes())
-        };
+        let set = |socket: &Arc<Socket>| socket.set_tcp_congestion(algorithm.as_bytes());
         self.kernel().map_or(Ok(()), set)
     }
 }

@@ -19,14 +19,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 use zmove_wire::PROTOCOL_NAME;
 
-use crate::path::PathProbe;
+use crate::path::{PathProbe, Transport};
 use crate::record::TrafficSecrets;
 use crate::trust::{Fingerprint, peer_fingerprint};
 
 mod acceptor;
 mod black_hole;
 mod dialer;
+mod forwarded_port;
 mod socket;
+mod stream_socket;
 mod unsent_limit;
 mod whole_records;
 
@@ -38,7 +40,9 @@ pub(crate) use dialer::{
     ChosenAddress, Deadline, ResolvedHost, SILENCE_MAX, TcpConnected, greeting_fault, tls_fault,
     unless_other_version,
 };
+pub use forwarded_port::ForwardedPort;
 pub use socket::SocketConfig;
+pub(crate) use stream_socket::StreamSocket;
 pub(crate) use unsent_limit::UnsentLimit;
 use whole_records::WholeRecords;
 
@@ -56,8 +60,8 @@ const EARLY_WINDOW_BYTES: u32 = 1 << 20;
 pub struct Connection {
     /// The peer's key.
     pub peer: Fingerprint,
-    /// The round-trip time. At the client, the kernel's measurement when the connection was established. At the server,
-    /// the duration of the TLS handshake, which includes some computation.
+    /// The round-trip time. At the client, the kernel measured it when the connection was established. At the server
+    /// and through ssh, it follows from the duration of the TLS handshake, which includes some computation.
     pub rtt: Duration,
     /// The peer's address. An IPv4 address is never in its IPv6-mapped form.
     pub address: SocketAddr,
@@ -69,7 +73,8 @@ pub struct Connection {
 /// `records`, then the data that is still in the socket.
 pub(crate) struct ConnectionParts {
     /// The socket, in blocking mode.
-    pub(crate) socket: std::net::TcpStream,
+    pub(crate) socket: socket2::Socket,
+    pub(crate) transport: Transport,
     pub(crate) unsent_limit: UnsentLimit,
     /// The TLS session, which holds no received data.
     pub(crate) session: rustls::Connection,
@@ -100,12 +105,13 @@ impl Connection {
         };
         let plaintext = drain(&mut session)?;
         let (socket, records) = stream.into_parts()?;
-        let socket = socket.into_std()?;
-        socket.set_nonblocking(false)?;
+        let transport = socket.transport();
+        let socket = socket.into_blocking()?;
         zmove_sockopt::open_receive_window(&socket, LANE_WINDOW_BYTES)?;
         let unsent_limit = UnsentLimit::new(&socket);
         Ok(ConnectionParts {
             socket,
+            transport,
             unsent_limit,
             session,
             secrets: self.secrets,
@@ -115,24 +121,31 @@ impl Connection {
     }
 
     /// Closes the connection if the peer acknowledges no data, or offers no window, for `longest`. Only for control: a
-    /// lane may legitimately wait for a slow disk at the other end.
+    /// lane may legitimately wait for a slow disk at the other end. Has no effect through ssh, which has its own limit.
     ///
     /// # Errors
     ///
     /// Returns an error if the socket refuses the option.
     pub fn set_unacknowledged_max(&self, longest: Duration) -> io::Result<()> {
-        socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
+        match self.transport() {
+            Transport::Ssh => Ok(()),
+            Transport::Tcp | Transport::Quic => {
+                socket2::SockRef::from(self).set_tcp_user_timeout(Some(longest))
+            }
+        }
     }
 
     /// Returns a probe that reads the state of the connection while other tasks use it.
     pub(crate) fn probe(&self) -> PathProbe {
-        let socket = self
-            .as_fd()
-            .try_clone_to_owned()
-            .map(std::net::TcpStream::from);
+        let socket = self.as_fd().try_clone_to_owned().map(socket2::Socket::from);
         socket
-            .map(|socket| PathProbe::new(Arc::new(socket)))
+            .map(|socket| PathProbe::new(Arc::new(socket), self.transport()))
             .unwrap_or_default()
+    }
+
+    /// Returns the transport below TLS.
+    pub(crate) fn transport(&self) -> Transport {
+        self.stream.get_ref().0.transport()
     }
 
     /// Checks the negotiated state. Returns `None` if the peer does not speak the protocol.

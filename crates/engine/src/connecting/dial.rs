@@ -475,6 +475,8 @@ impl Route {
             // Even without tuning, the path memory must record that the window was removed and whether QUIC failed.
             Transport::Tcp => learnt.or(before),
             Transport::Quic => before.or_else(|| Some(by_quic())),
+            // The memory is about the path of direct lanes.
+            Transport::Ssh => None,
         };
         let Some(known) = known else { return };
         self.recalled

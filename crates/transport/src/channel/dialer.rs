@@ -7,10 +7,11 @@
 //! caller knows that QUIC connects sooner on this path, QUIC gets the head start instead.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use socket2::Socket;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -24,7 +25,8 @@ use crate::error::DialError;
 use crate::path::{PathProbe, Transport};
 use crate::quic::{QuicCongestion, QuicConnection, QuicDialer, Resumption, SavedWindow};
 use crate::tcp_tls::{
-    BlackHole, Deadline, ResolvedHost, SILENCE_MAX, SocketConfig, TcpConnected, TcpDialer,
+    BlackHole, Deadline, ForwardedPort, ResolvedHost, SILENCE_MAX, SocketConfig, TcpConnected,
+    TcpDialer,
 };
 use crate::trust::{HostPolicy, Identity};
 
@@ -54,7 +56,7 @@ pub struct ChannelDialer {
     /// The only permitted transport, or the transport of the run's first connection.
     settled: Arc<OnceLock<Transport>>,
     /// The TCP sockets of the lanes, as weak references.
-    lanes: Arc<Lock<Vec<Weak<TcpStream>>>>,
+    lanes: Arc<Lock<Vec<Weak<Socket>>>>,
 }
 
 impl ChannelDialer {
@@ -98,6 +100,42 @@ impl ChannelDialer {
             settled: Arc::new(settled),
             lanes: Arc::default(),
         })
+    }
+
+    /// Creates a dialer of TLS connections through ssh. `name` is the name of the host, for messages. `policy` is the
+    /// policy for the key of the process that listens on the forwarded port.
+    ///
+    /// # Errors
+    /// Returns an error if no socket can be opened.
+    pub fn through(
+        identity: &Identity,
+        name: &str,
+        forwarded: ForwardedPort,
+        policy: HostPolicy,
+    ) -> Result<Self, DialError> {
+        let host = ResolvedHost::forwarded(name, &forwarded);
+        let quic = QuicDialer::new(
+            identity,
+            host.clone(),
+            policy.clone(),
+            QuicCongestion::default(),
+            None,
+        );
+        let tcp = TcpDialer::to(identity, host.clone(), policy, SocketConfig::default())?;
+        Ok(Self {
+            host,
+            tcp: Some(tcp.through(forwarded)),
+            quic,
+            quic_first: None,
+            settled: Arc::new(Transport::Tcp.into()),
+            lanes: Arc::default(),
+        })
+    }
+
+    /// Returns whether ssh forwards the connections.
+    #[must_use]
+    pub fn is_forwarded(&self) -> bool {
+        self.tcp.as_ref().is_some_and(TcpDialer::is_forwarded)
     }
 
     /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's

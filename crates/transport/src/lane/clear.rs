@@ -14,22 +14,24 @@
 
 use std::fmt;
 use std::io::{self, BufReader, Chain, Cursor, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::Arc;
 
 use rustls::Side;
+use socket2::Socket;
 use zmove_types::{BufferPool, Stopwatch, ThreadState};
 use zmove_wire::FrameHeader;
 
 use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::tls::tcp_breaker;
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-use crate::path::PathProbe;
+use crate::path::{PathProbe, Transport};
 use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 
 /// One end of an unencrypted lane. Either the dialer or the acceptor sends.
 pub struct ClearLane {
-    incoming: BufReader<Chain<Cursor<Vec<u8>>, Socket>>,
+    incoming: BufReader<Chain<Cursor<Vec<u8>>, SharedSocket>>,
+    transport: Transport,
     unsent_limit: UnsentLimit,
     sealing: FrameSequence,
     checking: FrameSequence,
@@ -39,9 +41,9 @@ pub struct ClearLane {
 }
 
 /// The lane's socket. The breaker and the probe share its descriptor.
-struct Socket(Arc<TcpStream>);
+struct SharedSocket(Arc<Socket>);
 
-impl Read for Socket {
+impl Read for SharedSocket {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         (&*self.0).read(out)
     }
@@ -62,6 +64,7 @@ impl ClearLane {
     pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
         let ConnectionParts {
             socket,
+            transport,
             unsent_limit,
             session,
             plaintext,
@@ -80,8 +83,9 @@ impl ClearLane {
         Ok(Self {
             incoming: BufReader::with_capacity(
                 ARRIVED_BYTES_MAX,
-                arrived.chain(Socket(Arc::new(socket))),
+                arrived.chain(SharedSocket(Arc::new(socket))),
             ),
+            transport,
             unsent_limit,
             sealing: FrameSequence::of(&session, own)?,
             checking: FrameSequence::of(&session, peer)?,
@@ -141,7 +145,7 @@ impl ClearLane {
         }
     }
 
-    fn socket(&self) -> &Arc<TcpStream> {
+    fn socket(&self) -> &Arc<Socket> {
         &self.incoming.get_ref().get_ref().1.0
     }
 }
@@ -240,7 +244,7 @@ impl LaneSource for ClearLane {
     }
 
     fn path(&self) -> PathProbe {
-        PathProbe::new(Arc::clone(self.socket()))
+        PathProbe::new(Arc::clone(self.socket()), self.transport)
     }
 }
 
@@ -254,7 +258,7 @@ impl fmt::Debug for ClearLane {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use zmove_types::{ItemId, StageClock};
     use zmove_wire::FrameKind;
@@ -267,14 +271,14 @@ mod tests {
     const DATA: &[u8] = b"some data";
     const OVERHEAD: usize = FrameHeader::BYTES + blake3::OUT_LEN;
 
-    fn sockets() -> (TcpStream, TcpStream) {
+    fn sockets() -> (Socket, Socket) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (near, listener.accept().unwrap().0)
+        (near.into(), listener.accept().unwrap().0.into())
     }
 
     fn lane(
-        socket: TcpStream,
+        socket: Socket,
         seal: [u8; blake3::KEY_LEN],
         check: [u8; blake3::KEY_LEN],
     ) -> ClearLane {
@@ -284,8 +288,9 @@ mod tests {
         ClearLane {
             incoming: BufReader::with_capacity(
                 ARRIVED_BYTES_MAX,
-                nothing.chain(Socket(Arc::new(socket))),
+                nothing.chain(SharedSocket(Arc::new(socket))),
             ),
+            transport: Transport::Tcp,
             unsent_limit,
             sealing: row(seal),
             checking: row(check),

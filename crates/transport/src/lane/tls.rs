@@ -1,5 +1,5 @@
-//! A lane over TLS on TCP with blocking calls. Each lane has its own thread, uses the kernel's full window, and never
-//! waits for a reply.
+//! A lane over TLS on TCP, or through ssh, with blocking calls. Each lane has its own thread, uses the full window, and
+//! never waits for a reply.
 //!
 //! rustls establishes the connection. Then this module seals and opens records, many per system call (see
 //! [`record`](crate::record)). The receiving end never writes, and the server sends no session tickets. So no unread
@@ -7,21 +7,23 @@
 
 use std::fmt;
 use std::io::Write;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::Arc;
 
+use socket2::Socket;
 use zmove_types::{BufferPool, Stopwatch, ThreadState};
 
 use crate::lane::rate_limiter::{RateLimiter, SharedRate};
 use crate::lane::{Frame, LaneBreaker, LaneError, LaneSink, LaneSource};
-use crate::path::PathProbe;
+use crate::path::{PathProbe, Transport};
 use crate::record::{Opener, Sealer, traffic_keys};
 use crate::tcp_tls::{Connection, ConnectionParts, UnsentLimit};
 
-/// One end of a lane over TLS on TCP. Either the dialer or the acceptor sends.
+/// One end of a lane over TLS. Either the dialer or the acceptor sends.
 pub struct TlsLane {
     /// The socket. The lane's breaker and probe share its descriptor.
-    socket: Arc<TcpStream>,
+    socket: Arc<Socket>,
+    transport: Transport,
     unsent_limit: UnsentLimit,
     sealer: Sealer,
     opener: Opener,
@@ -37,6 +39,7 @@ impl TlsLane {
     pub fn new(connection: Connection, rate: SharedRate) -> Result<Self, LaneError> {
         let ConnectionParts {
             socket,
+            transport,
             unsent_limit,
             session,
             secrets,
@@ -46,6 +49,7 @@ impl TlsLane {
         let (seal, open) = traffic_keys(session, &secrets)?;
         Ok(Self {
             socket: Arc::new(socket),
+            transport,
             unsent_limit,
             sealer: Sealer::new(seal),
             opener: Opener::new(open, plaintext, &records),
@@ -98,7 +102,7 @@ impl TlsLane {
 }
 
 /// Returns a breaker of a lane on this socket.
-pub(crate) fn tcp_breaker(socket: &Arc<TcpStream>) -> LaneBreaker {
+pub(crate) fn tcp_breaker(socket: &Arc<Socket>) -> LaneBreaker {
     let socket = Arc::clone(socket);
     // The shutdown fails if the connection has already ended, which is harmless.
     LaneBreaker::new(move || drop(socket.shutdown(Shutdown::Both)))
@@ -152,7 +156,7 @@ impl LaneSource for TlsLane {
     }
 
     fn path(&self) -> PathProbe {
-        PathProbe::new(Arc::clone(&self.socket))
+        PathProbe::new(Arc::clone(&self.socket), self.transport)
     }
 }
 

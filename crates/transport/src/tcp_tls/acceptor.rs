@@ -21,7 +21,7 @@ use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
 use zmove_types::{Lock, TransferId};
 use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, PATH_CHECK_BYTES, PATH_CHECK_NAME, Role};
 
-use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, WholeRecords, tls_error};
+use super::{Connection, EARLY_WINDOW_BYTES, SocketConfig, StreamSocket, WholeRecords, tls_error};
 use crate::{
     error::{AcceptError, BindError},
     record::TrafficSecrets,
@@ -121,7 +121,7 @@ impl Acceptor {
     ) -> Result<Connection, AcceptError> {
         zmove_sockopt::open_receive_window(&socket, EARLY_WINDOW_BYTES)
             .map_err(AcceptError::Gone)?;
-        let socket = WholeRecords::new(socket);
+        let socket = WholeRecords::new(StreamSocket::Tcp(socket));
         let secrets = Arc::<TrafficSecrets>::default();
         let hello = LazyConfigAcceptor::new(server::Acceptor::default(), socket)
             .await

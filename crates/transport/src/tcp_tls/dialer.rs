@@ -22,7 +22,7 @@ use zmove_wire::{ANY_PROTOCOL_NAME, Greeting, GreetingError, PATH_CHECK_BYTES};
 use super::black_hole::{
     self, BlackHole, HANDSHAKE_LONG, PathVerdict, SAFE_SEGMENT_BYTES, SegmentLimit,
 };
-use super::{Connection, SocketConfig, WholeRecords, tls_error};
+use super::{Connection, ForwardedPort, SocketConfig, StreamSocket, WholeRecords, tls_error};
 use crate::{
     endpoint::Endpoint,
     error::{DialError, DialStage},
@@ -47,6 +47,9 @@ const QUERY_MAX: Duration = Duration::from_secs(5);
 /// Maximum time to connect for a path check. A lost packet is retransmitted after one second.
 const CHECK_CONNECT_MAX: Duration = Duration::from_secs(2);
 
+/// Number of round trips of a handshake through ssh. In the first one, the other host confirms the forwarding.
+const FORWARDED_ROUND_TRIPS: u32 = 2;
+
 /// Maximum time for the system to resolve a name.
 const RESOLVE_MAX: Duration = Duration::from_secs(30);
 
@@ -68,6 +71,15 @@ impl ResolvedHost {
             endpoint: Endpoint::new(name, port),
             addresses: resolve(name, port).await?.into(),
         })
+    }
+
+    /// Returns the host at the other end of a forwarded port.
+    pub(crate) fn forwarded(name: &str, forwarded: &ForwardedPort) -> Self {
+        let address = forwarded.address();
+        Self {
+            endpoint: Endpoint::new(name, address.port()),
+            addresses: Arc::new([address]),
+        }
     }
 }
 
@@ -105,6 +117,8 @@ pub struct TcpDialer {
     black_hole: Arc<OnceLock<BlackHole>>,
     /// Locked during a path check, so that several connections that hang at the same time trigger only one check.
     checking: Arc<tokio::sync::Mutex<()>>,
+    /// Where all connections begin if ssh forwards them.
+    forwarded: Option<ForwardedPort>,
 }
 
 impl TcpDialer {
@@ -155,7 +169,21 @@ impl TcpDialer {
             socket,
             black_hole: Arc::default(),
             checking: Arc::default(),
+            forwarded: None,
         })
+    }
+
+    /// Returns this dialer for connections that ssh forwards. They have no options of TCP and no path to check.
+    pub(crate) fn through(self, forwarded: ForwardedPort) -> Self {
+        Self {
+            forwarded: Some(forwarded),
+            ..self
+        }
+    }
+
+    /// Returns whether ssh forwards the connections.
+    pub(crate) const fn is_forwarded(&self) -> bool {
+        self.forwarded.is_some()
     }
 
     /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
@@ -201,17 +229,37 @@ impl TcpDialer {
 
     async fn connect(&self) -> Result<TcpConnected, DialError> {
         let connected = self.connect_as(&self.socket).await?;
-        self.round_trip.get_or_init(|| connected.rtt);
+        if let Some(rtt) = connected.rtt {
+            self.round_trip.get_or_init(|| rtt);
+        }
         Ok(connected)
     }
 
     async fn connect_as(&self, socket: &SocketConfig) -> Result<TcpConnected, DialError> {
+        if let Some(forwarded) = &self.forwarded {
+            return self.connect_through(forwarded).await;
+        }
         let start = |address| race::attempt(self.address.endpoint(), address, socket.clone());
         self.address.connect(start).await
     }
 
-    /// Performs the handshake. If it hangs because full-size packets are lost, performs another handshake with small
-    /// packets.
+    async fn connect_through(&self, forwarded: &ForwardedPort) -> Result<TcpConnected, DialError> {
+        let address = forwarded.address();
+        let connected = forwarded.connect().await;
+        let socket = connected.map_err(|source| DialError::Connect {
+            host: self.address.endpoint(),
+            address,
+            source,
+        })?;
+        Ok(TcpConnected {
+            socket: StreamSocket::Forwarded(socket),
+            address,
+            rtt: None,
+        })
+    }
+
+    /// Performs the handshake. If the handshake hangs because full-size packets are lost, performs another handshake
+    /// with small packets.
     async fn handshake_by_any_size(
         &self,
         connected: TcpConnected,
@@ -238,7 +286,7 @@ impl TcpDialer {
     /// connections. `moved` returns the number of bytes moved on the lanes. The path is checked when this number has
     /// not changed for some time.
     pub(crate) async fn await_black_hole(&self, moved: impl Fn() -> u64) {
-        if self.socket.segment_limit.get().is_some() {
+        if self.is_forwarded() || self.socket.segment_limit.get().is_some() {
             return pending().await;
         }
         black_hole::watch(moved, || self.check_path()).await;
@@ -247,6 +295,9 @@ impl TcpDialer {
     /// Checks whether full-size packets are lost on the path. If they are, limits the segments of all later
     /// connections.
     pub(crate) async fn check_path(&self) -> PathVerdict {
+        if self.is_forwarded() {
+            return PathVerdict::Unknown;
+        }
         let _one_at_a_time = self.checking.lock().await;
         let limit = &self.socket.segment_limit;
         if limit.get().is_some() {
@@ -293,10 +344,13 @@ impl TcpDialer {
         } = connected;
         let secrets = Arc::<TrafficSecrets>::default();
         let connector = TlsConnector::from(secrets.of_client(tls));
+        let began = Instant::now();
         let connecting = connector.connect(server_name(), WholeRecords::new(socket));
         let mut stream = connecting
             .await
             .map_err(|error| self.handshake_error(error))?;
+        let rtt = rtt.unwrap_or_else(|| began.elapsed() / FORWARDED_ROUND_TRIPS);
+        self.round_trip.get_or_init(|| rtt);
         let host = self.address.endpoint();
         if stream.get_ref().1.alpn_protocol() == Some(ANY_PROTOCOL_NAME) {
             let mut greeting = [0; Greeting::BYTES];
@@ -311,6 +365,10 @@ impl TcpDialer {
         let host = self.address.endpoint();
         match tls_error(&error).cloned() {
             Some(source) => tls_fault(host, source),
+            // ssh accepts each connection, and closes it if the other host refuses to forward it.
+            None if self.is_forwarded() && self.round_trip().is_none() => {
+                DialError::NotForwarded { host }
+            }
             None => DialError::Closed {
                 host,
                 source: error,

@@ -10,10 +10,10 @@
 //! that waits for space holds no frame.
 
 use std::io;
-use std::net::TcpStream;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use socket2::Socket;
 
 /// Maximum number of unsent bytes (`TCP_NOTSENT_LOWAT`, tcp(7)). The kernel wakes a lane when the number of unsent
 /// bytes has fallen to half of this limit.
@@ -36,7 +36,7 @@ pub(crate) struct UnsentLimit {
 }
 
 impl UnsentLimit {
-    pub(crate) fn new(socket: &TcpStream) -> Self {
+    pub(crate) fn new(socket: &Socket) -> Self {
         set_unsent_max(socket, FIRST_UNSENT_BYTES_MAX);
         Self {
             to_begin: BEGUN_BYTES,
@@ -47,7 +47,7 @@ impl UnsentLimit {
     ///
     /// # Errors
     /// Returns an error if the connection is lost.
-    pub(crate) fn wait(self, socket: &TcpStream) -> io::Result<()> {
+    pub(crate) fn wait(self, socket: &Socket) -> io::Result<()> {
         let mut polled = [PollFd::new(socket, PollFlags::OUT)];
         loop {
             match poll(&mut polled, None) {
@@ -66,7 +66,7 @@ impl UnsentLimit {
     }
 
     /// Records that this number of bytes was written to the socket.
-    pub(crate) fn note_written(&mut self, socket: &TcpStream, bytes: usize) {
+    pub(crate) fn note_written(&mut self, socket: &Socket, bytes: usize) {
         if self.to_begin > 0 {
             self.to_begin = self.to_begin.saturating_sub(bytes);
             if self.to_begin == 0 {
@@ -76,23 +76,23 @@ impl UnsentLimit {
     }
 }
 
-fn set_unsent_max(socket: &TcpStream, bytes: u32) {
-    // If the kernel lacks this option, a slow lane buffers more bytes. This is acceptable.
-    let _advice = socket2::SockRef::from(socket).set_tcp_notsent_lowat(bytes);
+fn set_unsent_max(socket: &Socket, bytes: u32) {
+    // Without this option, as through ssh, a slow lane buffers more bytes, which is acceptable.
+    let _advice = socket.set_tcp_notsent_lowat(bytes);
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
 
     use super::*;
 
-    fn pair() -> (TcpStream, TcpStream) {
+    fn pair() -> (Socket, Socket) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (sender, listener.accept().unwrap().0)
+        (sender.into(), listener.accept().unwrap().0.into())
     }
 
     fn has_room(socket: &impl AsFd) -> bool {
@@ -104,8 +104,8 @@ mod tests {
             == 1
     }
 
-    /// Fills the socket until it has no more space, while the peer does not read. Returns the number of bytes written.
-    fn filled(sender: &mut TcpStream) -> usize {
+    /// Fills the socket of a peer that reads nothing. Returns the number of bytes written until there was no room left.
+    fn filled(sender: &mut Socket) -> usize {
         let mut bytes = 0;
         sender.set_nonblocking(true).unwrap();
         while has_room(sender) {

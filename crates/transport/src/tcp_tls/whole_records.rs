@@ -19,9 +19,11 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::Sleep,
 };
+
+use super::StreamSocket;
+use crate::path::Transport;
 
 const HEADER_BYTES: usize = 5;
 /// Maximum body length in any version of TLS, which is also the maximum that rustls accepts.
@@ -30,8 +32,8 @@ const BODY_BYTES_MAX: usize = (1 << 14) + 2048;
 /// A socket whose reads return only complete records.
 #[derive(Debug)]
 pub(super) struct WholeRecords {
-    socket: TcpStream,
-    /// Received bytes that were not returned yet. The buffer has space for at least one record.
+    socket: StreamSocket,
+    /// Received bytes that have not been returned. Has room for at least one record.
     arrived: Vec<u8>,
     filled: usize,
     /// Number of received bytes that may be returned.
@@ -41,7 +43,7 @@ pub(super) struct WholeRecords {
 }
 
 impl WholeRecords {
-    pub(super) fn new(socket: TcpStream) -> Self {
+    pub(super) fn new(socket: StreamSocket) -> Self {
         Self {
             socket,
             arrived: vec![0; HEADER_BYTES + BODY_BYTES_MAX],
@@ -51,13 +53,18 @@ impl WholeRecords {
         }
     }
 
-    /// Returns the socket, and the bytes that were received after the last returned record.
-    pub(super) fn into_parts(mut self) -> io::Result<(TcpStream, Vec<u8>)> {
+    /// Returns the socket and the bytes received after the last returned record.
+    pub(super) fn into_parts(mut self) -> io::Result<(StreamSocket, Vec<u8>)> {
         if self.whole > 0 {
             return Err(io::Error::other("a TLS record was read only in part"));
         }
         self.arrived.truncate(self.filled);
         Ok((self.socket, self.arrived))
+    }
+
+    /// Returns the transport below TLS.
+    pub(super) const fn transport(&self) -> Transport {
+        self.socket.transport()
     }
 
     /// Returns available bytes, as many as fit into `out`.
@@ -182,7 +189,7 @@ impl AsyncWrite for WholeRecords {
 mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
-        net::TcpListener,
+        net::{TcpListener, TcpStream},
     };
 
     use super::*;
@@ -191,7 +198,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap());
         let (peer, accepted) = tokio::join!(peer, listener.accept());
-        (peer.unwrap(), WholeRecords::new(accepted.unwrap().0))
+        let accepted = StreamSocket::Tcp(accepted.unwrap().0);
+        (peer.unwrap(), WholeRecords::new(accepted))
     }
 
     fn record(body_bytes: u8) -> Vec<u8> {

@@ -18,7 +18,7 @@ use zmove_types::{LaneId, TransferId};
 use zmove_wire::limits::LANES_MAX;
 use zmove_wire::{Cipher, Greeting, Role};
 
-use super::machine::{lanes_for, quic_lanes};
+use super::machine::{lanes_for, quic_lanes, ssh_lanes};
 use super::path_watch::PathWatch;
 use super::plan::LanePlan;
 use super::{ConnectedHost, PathRecall, Route};
@@ -56,6 +56,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let usual = match transport {
         Transport::Tcp => plan.count(round_trip, least),
         Transport::Quic => plan.fixed.unwrap_or_else(quic_lanes),
+        Transport::Ssh => plan.fixed.unwrap_or_else(|| ssh_lanes(round_trip)),
     };
     let few = plan.sufficient_lanes(usual);
     let count = few.unwrap_or(usual);
@@ -63,7 +64,8 @@ pub(super) async fn dial_all<L: LaneEnd>(
     spawn(early..count);
     let unacknowledged = channel.set_unacknowledged_max(CONTROL_SILENCE_MAX);
     unacknowledged.map_err(ConnectError::Control)?;
-    let is_fixed = few.is_some() || settings.limit.is_some() || transport == Transport::Quic;
+    // Only the kernel's TCP reports what the tuner needs.
+    let is_fixed = few.is_some() || settings.limit.is_some() || transport != Transport::Tcp;
     let (number, congestion) = plan.tuning(is_fixed, least, round_trip);
     let mut next = lane(count);
     next.earlier_lanes = Some(count);
@@ -79,7 +81,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
             ssh: None,
             recalled,
             round_trip,
-            ends: PathEnds::towards(channel.address()).ok(),
+            ends: ends(&channel),
             limited: settings.limit.is_some(),
             asked: Duration::ZERO,
         },
@@ -100,6 +102,14 @@ pub(super) async fn dial_all<L: LaneEnd>(
         },
         connection,
     })
+}
+
+/// Returns both ends of the channel's path. If ssh forwards the channel, they are not known.
+fn ends(channel: &Channel) -> Option<PathEnds> {
+    match channel.transport() {
+        Transport::Tcp | Transport::Quic => PathEnds::towards(channel.address()).ok(),
+        Transport::Ssh => None,
+    }
 }
 
 /// Maximum number of later lanes that are being dialed or wait to be accepted.

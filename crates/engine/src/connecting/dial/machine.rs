@@ -24,6 +24,11 @@ pub(super) fn lanes_for(rtt: Duration) -> u16 {
     lanes_for_machine(rtt, cores(), send_window_max())
 }
 
+/// Returns the number of lanes through ssh. ssh gives each of them its own window.
+pub(super) fn ssh_lanes(rtt: Duration) -> u16 {
+    lanes_for_machine(rtt, cores(), SSH_WINDOW_BYTES)
+}
+
 /// Returns the number of lanes that suits a path on which each connection may have `window_bytes` in flight.
 pub fn lanes_for_machine(rtt: Duration, cores: usize, window_bytes: f64) -> u16 {
     let by_cores = u16::try_from(cores.clamp(2, 16)).expect("clamped");
@@ -67,6 +72,9 @@ pub(super) fn max_lanes_for_descriptors(files: usize) -> u16 {
         .unwrap_or(LANES_MAX)
         .clamp(1, LANES_MAX)
 }
+
+/// Window of a connection that ssh forwards: 64 packets of 32 KiB.
+const SSH_WINDOW_BYTES: f64 = 2_097_152.0;
 
 /// Number of descriptors that a transfer needs in addition to its lanes and the files read for them.
 const FILES_BESIDE_LANES: usize = 24;

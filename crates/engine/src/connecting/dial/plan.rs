@@ -67,6 +67,10 @@ impl LanePlan {
         dialer: &ChannelDialer,
         transport: TransportChoice,
     ) -> u16 {
+        if dialer.is_forwarded() {
+            // If the far host refuses to forward connections, ssh prints an error for each of them.
+            return 1;
+        }
         let usual = self.lanes_before_rtt(transport);
         let until = tokio::time::Instant::now() + EARLY_RESULT_WAIT;
         while self.fixed.is_none() && tokio::time::Instant::now() < until {

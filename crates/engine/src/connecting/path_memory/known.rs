@@ -115,6 +115,7 @@ impl PathRecord {
                 tcp,
                 quic: best(quic),
             },
+            Transport::Ssh => self.rates,
         };
         let window = found.ends.map(|ends| Window::new(at_best, ends));
         let before = self

@@ -17,7 +17,7 @@ use tokio::{
 };
 use zmove_sockopt::tcp_info;
 
-use super::super::SocketConfig;
+use super::super::{SocketConfig, StreamSocket};
 use super::{Deadline, ResolvedHost};
 use crate::endpoint::Endpoint;
 use crate::error::{DialError, DialStage};
@@ -29,11 +29,12 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// longer time would tolerate more lost packets.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// A TCP connection and its round-trip time.
+/// A connection before its handshake.
 pub(crate) struct TcpConnected {
-    pub(super) socket: TcpStream,
+    pub(super) socket: StreamSocket,
     pub(super) address: SocketAddr,
-    pub(super) rtt: Duration,
+    /// The round-trip time, or `None` if only the handshake can show it.
+    pub(super) rtt: Option<Duration>,
 }
 
 /// The address of a host that all connections of a dialer use. It is the first address that answers.
@@ -182,8 +183,8 @@ pub(super) async fn attempt(
         Ok(socket) => {
             let rtt = round_trip(&socket, started.elapsed());
             Ok(TcpConnected {
-                socket,
-                rtt,
+                socket: StreamSocket::Tcp(socket),
+                rtt: Some(rtt),
                 address,
             })
         }
