@@ -211,6 +211,21 @@ pub enum SshError {
         /// The exit status of ssh.
         status: ExitStatus,
     },
+    /// A login of ssh did not take the order to forward connections.
+    #[error("send data through ssh: {said}")]
+    Forward {
+        /// The message of ssh.
+        said: String,
+    },
+    /// The ssh command cannot forward connections.
+    #[error(
+        "send data through ssh: '{program}' must be OpenSSH, with options only, and needs a directory for sockets in \
+         $XDG_RUNTIME_DIR or /tmp"
+    )]
+    NoMaster {
+        /// The ssh program.
+        program: String,
+    },
     /// ssh could not find zmove on the host.
     #[error(
         "ssh found no program '{zmove}' on {remote}: install it there, or give its path with --remote-zmove{printed}"
@@ -365,6 +380,20 @@ pub enum ConnectError {
         host: String,
         /// The error of the connection attempt.
         source: Box<Self>,
+    },
+    /// Neither the receiver's port nor ssh led to the receiver that ssh started.
+    #[error(
+        "connect to the receiver started over ssh on {host}: {}; and through ssh: {}",
+        Causes(direct.as_ref()),
+        Causes(through_ssh.as_ref())
+    )]
+    NeitherWay {
+        /// The host on which the receiver listens.
+        host: String,
+        /// The error of the connection to the receiver's port.
+        direct: Box<Self>,
+        /// The error of the connection through ssh.
+        through_ssh: Box<Self>,
     },
     /// No transfer id could be generated.
     #[error("generate a transfer id")]
@@ -541,6 +570,7 @@ impl ConnectError {
         match self {
             Self::Dial(error) => Some(error),
             Self::BehindSsh { source, .. } => source.dial(),
+            Self::NeitherWay { direct, .. } => direct.dial(),
             _ => None,
         }
     }
@@ -558,6 +588,7 @@ impl ConnectError {
             Self::Unconfirmed(_) => ConnectFault::Unconfirmed,
             Self::Dial(_) => ConnectFault::Unreached,
             Self::BehindSsh { source, .. } => source.fault(),
+            Self::NeitherWay { direct, .. } => direct.fault(),
             Self::Ssh(error) => error.fault(),
         }
     }
@@ -567,13 +598,19 @@ impl ConnectError {
     #[must_use]
     pub fn is_lost(&self) -> bool {
         if let Some(error) = self.dial() {
-            // A network outage also makes name resolution fail, and an address may temporarily belong to a different
-            // host.
+            // A network outage also makes name resolution fail and ends ssh, and an address may temporarily belong to a
+            // different host.
             return error.retryable()
                 || error.is_other_server()
-                || matches!(error, DialError::Resolve { .. });
+                || matches!(
+                    error,
+                    DialError::Resolve { .. } | DialError::NotForwarded { .. }
+                );
         }
-        matches!(self, Self::Ssh(SshError::NotReached { .. }))
+        matches!(
+            self,
+            Self::Ssh(SshError::NotReached { .. } | SshError::Forward { .. })
+        )
     }
 }
 
@@ -591,7 +628,9 @@ impl SshError {
             | Self::NotExecutable { .. }
             | Self::Early { .. }
             | Self::Silent { .. }
-            | Self::Nonsense { .. } => ConnectFault::Unreached,
+            | Self::Nonsense { .. }
+            | Self::Forward { .. }
+            | Self::NoMaster { .. } => ConnectFault::Unreached,
         }
     }
 }

@@ -64,7 +64,8 @@ pub use connecting::dial::{
 pub use connecting::location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use connecting::path_memory::{PathMemory, PathRecord, Rates, Window};
 pub use connecting::settings::{
-    Confirm, DIAL_TIMEOUT, DialSettings, LaterLanes, PathCheck, PortRange, SshSettings, UnknownHost,
+    Confirm, ConnectionMethod, DIAL_TIMEOUT, DialSettings, LaterLanes, PathCheck, PortRange,
+    SshSettings, UnknownHost,
 };
 pub use connecting::ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 pub use copy::{OnInterrupt, RemoteCopy, copy_result, end_copy, read_receipt};

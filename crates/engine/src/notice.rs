@@ -41,6 +41,11 @@ pub enum Notice<'a> {
         /// How long the engine tries to reconnect.
         timeout: Timeout,
     },
+    /// The receiver's port does not answer, and the data goes through ssh.
+    ThroughSsh {
+        /// The receiver.
+        remote: &'a Remote,
+    },
     /// Full-size packets vanish on the path. Only small packets are sent from now on.
     BlackHole {
         /// The reason.
@@ -126,6 +131,13 @@ impl Display for Notice<'_> {
                 write!(
                     f,
                     "connection to {remote} lost: {cause}; reconnecting for up to {timeout}"
+                )
+            }
+            Self::ThroughSsh { remote } => {
+                write!(
+                    f,
+                    "the receiver's port at {} does not answer; the data goes through ssh",
+                    remote.host
                 )
             }
             Self::BlackHole { cause } => {

@@ -417,7 +417,7 @@ pub(crate) fn identity() -> Vec<Vec<u8>> {
 
 pub(crate) fn ssh_words() -> Vec<Vec<u8>> {
     let order = format!(
-        "{{\"version\":1,\"key\":\"{KEY}\",\"carriers\":\"Quic\",\"ports\":[50000,50100],\"allow_clear\":true,\"copies\":false}}\n"
+        "{{\"version\":1,\"key\":\"{KEY}\",\"carriers\":\"Quic\",\"ports\":[50000,50100],\"loopback\":false,\"allow_clear\":true,\"copies\":false}}\n"
     );
     let ready = format!(
         "zmove-receive {{\"version\":1,\"key\":\"{KEY}\",\"port\":50001,\"address\":\"192.0.2.7\"}}\n"

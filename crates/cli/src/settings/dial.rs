@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_engine::{Confirm, DialSettings, Remote, SshSettings, Start, UnknownHost};
+use zmove_engine::{
+    Confirm, ConnectionMethod, DialSettings, Remote, SshSettings, Start, UnknownHost,
+};
 use zmove_transport::{
     DialOptions, QuicCongestion, SocketConfig, TransportChoice, UnknownCongestion,
 };
@@ -92,5 +94,7 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
         arguments: words.collect(),
         remote_zmove: args.remote_zmove.clone(),
         ports: args.ssh_ports,
+        method: ConnectionMethod::Auto,
+        socket_directory: std::env::var_os("XDG_RUNTIME_DIR").map(Into::into),
     })
 }

@@ -5,11 +5,11 @@ mod choice;
 mod host_key;
 mod lanes;
 mod machine;
+mod over_ssh;
 mod path_watch;
 mod plan;
 
 use std::fmt;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,9 +17,8 @@ use tokio::time::{Instant, timeout_at};
 use zmove_receiver::unless_stopped;
 use zmove_sender::{LaneDemand, LearnedSettings, Link, SessionError, Summary};
 use zmove_transport::{
-    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialError, DialOptions, FirstKey,
-    HostPolicy, Identity, KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow,
-    Transport, TransportChoice,
+    BlackHole, CONTROL_SILENCE_MAX, Channel, ChannelDialer, DialOptions, FirstKey, Identity,
+    KnownHosts, LaneSink, PathEnds, PathProbe, Resumption, SavedWindow, Transport, TransportChoice,
 };
 use zmove_wire::Receipt;
 
@@ -27,10 +26,10 @@ use self::host_key::HostKey;
 use self::lanes::dial_all;
 use self::path_watch::PathWatch;
 use self::plan::LanePlan;
-use crate::connecting::location::{Login, Remote};
+use crate::connecting::location::Remote;
 use crate::connecting::path_memory::{PathMeasurement, PathMemory, PathRecord, Window};
 use crate::connecting::settings::{DIAL_TIMEOUT, DialSettings, PathCheck};
-use crate::connecting::ssh::{self, ReceiverPurpose, SshReceiver, SshSession};
+use crate::connecting::ssh::SshSession;
 use crate::error::{ConnectError, PushError};
 use crate::notice::{Listener, Notice};
 
@@ -249,36 +248,6 @@ impl Connector<'_> {
             listener.hear(&Notice::KeyPinned { remote, key });
         }
         Ok(())
-    }
-
-    async fn connect_over_ssh<L: LaneEnd>(
-        &self,
-        login: &Login,
-        need: Option<&LaneDemand>,
-    ) -> Result<ConnectedHost<L>, ConnectError> {
-        let SshReceiver {
-            identity,
-            key,
-            host,
-            port,
-            session,
-            asked,
-        } = ssh::start(self.remote, login, self.settings, ReceiverPurpose::Session).await?;
-        let policy = HostPolicy::Pinned(key);
-        let known = self.recall(need).await;
-        let reach = self.reach(&known);
-        let dialer = ChannelDialer::new(&identity, &host, port, policy, reach).await?;
-        match self.connect_with(dialer, known, need).await {
-            Ok(mut reached) => {
-                reached.route.ssh = Some(session);
-                reached.route.asked = asked;
-                Ok(reached)
-            }
-            Err(error) => Err(ConnectError::BehindSsh {
-                host,
-                source: Box::new(without_daemon(error)),
-            }),
-        }
     }
 
     /// Reads the remembered properties of the path. If QUIC will use the remembered window, the window is removed from
@@ -544,19 +513,6 @@ pub(crate) async fn unless_interrupted<T, E: Into<PushError>>(
     match unless_stopped(stop, step).await {
         Ok(done) => done.map_err(E::into),
         Err(()) => Err(SessionError::Interrupted.into()),
-    }
-}
-
-/// Returns the error of dialing a receiver that ssh started. If the port is closed, the error does not name a daemon.
-fn without_daemon(error: ConnectError) -> ConnectError {
-    match error {
-        ConnectError::Dial(DialError::Refused { host, address }) => DialError::Connect {
-            host,
-            address,
-            source: io::ErrorKind::ConnectionRefused.into(),
-        }
-        .into(),
-        error => error,
     }
 }
 

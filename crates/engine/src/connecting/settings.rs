@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,22 @@ pub struct SshSettings {
     pub remote_zmove: String,
     /// Ports on which the receiver may listen, for firewalls. Default: any free port.
     pub ports: Option<PortRange>,
+    /// The path of the data. Default: the receiver's port, and ssh if the port does not answer.
+    pub method: ConnectionMethod,
+    /// Directory for the sockets of a session, best in memory. Default: none, which means `/tmp`.
+    pub socket_directory: Option<PathBuf>,
+}
+
+/// The path of the data between this host and a receiver that ssh started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConnectionMethod {
+    /// The receiver's port, or ssh if the port does not answer.
+    #[default]
+    Auto,
+    /// Only the receiver's port.
+    Direct,
+    /// Only ssh.
+    Ssh,
 }
 
 impl Default for SshSettings {
@@ -66,6 +83,8 @@ impl Default for SshSettings {
             arguments: Vec::new(),
             remote_zmove: "zmove".into(),
             ports: None,
+            method: ConnectionMethod::Auto,
+            socket_directory: None,
         }
     }
 }

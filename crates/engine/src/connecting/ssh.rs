@@ -3,8 +3,8 @@
 //!
 //! A [`ReceiveRequest`] and its answer, a [`ReceiveReply`], are sent over ssh's standard input and output. They let
 //! both sides find and authenticate each other. They contain fingerprints and a port but no secrets, and no
-//! command-line argument contains any of it. Data travels over separate lanes, because ssh would carry it on one TCP
-//! connection with a window of 2 MiB.
+//! command-line argument contains any of it. Data travels over separate lanes: directly to the receiver's port, or
+//! through the same login (`master`).
 //!
 //! In a copy between two other hosts, ssh may have started the receiver at the source, at the target, or at both. Such
 //! receivers run until this side ends them.
@@ -22,18 +22,20 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Split, Take};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, timeout, timeout_at};
-use zmove_transport::{Fingerprint, Identity};
+use zmove_transport::{Fingerprint, Identity, TransportChoice};
 use zmove_types::printable;
 use zmove_wire::Cipher;
 
 use crate::connecting::location::{Login, Remote};
-use crate::connecting::settings::{DialSettings, SshSettings};
+use crate::connecting::settings::{ConnectionMethod, DialSettings, SshSettings};
 use crate::error::{RemoteOutput, SshError};
 
 mod config;
+mod master;
 mod messages;
 
 use config::{LoginDetection, SshConfig};
+pub(crate) use master::{SharedForwarding, SshMaster};
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
@@ -46,6 +48,11 @@ pub(crate) struct SshReceiver {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) session: SshSession,
+    /// The master of the login, if data may go through ssh.
+    pub(crate) master: Option<SshMaster>,
+    /// Time from the login to the receiver's answer, or `None` if the end of the login is not known. It takes at least
+    /// two round trips.
+    pub(crate) answered_after: Option<Duration>,
     /// Time until the receiver answered, if ssh may have asked for a password during that time. Otherwise zero.
     pub(crate) asked: Duration,
 }
@@ -56,6 +63,8 @@ pub(crate) struct SshSession {
     child: Child,
     /// Pipe to ssh. The receiver ends when it is closed.
     input: ChildStdin,
+    /// The forwarding for this session, if a login of the user carries it.
+    forwarding: Option<SharedForwarding>,
 }
 
 /// The purpose of a receiver.
@@ -83,38 +92,25 @@ pub(crate) async fn start(
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
     let config = SshConfig::ask(&settings.ssh, remote, login).await;
+    let master = match duty {
+        ReceiverPurpose::Session => SshMaster::prepare(settings, &config),
+        ReceiverPurpose::Copy => None,
+    };
     let began = Instant::now();
-    let mut child = ssh(&settings.ssh, remote, login)
-        .args(config.options())
-        .args([
-            "-T",
-            &remote_name(remote, login),
-            &format!("{} receive", settings.ssh.remote_zmove),
-        ])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|source| SshError::Start {
-            program: settings.ssh.program.clone(),
-            source,
-        })?;
+    let mut child = spawn(remote, login, &settings.ssh, &config, master.as_ref())?;
     let mut input = child.stdin.take().expect("a pipe was asked for");
     let output = child.stdout.take().expect("a pipe was asked for");
-    let allow_clear = settings.cipher == Cipher::None;
-    let mut request = ReceiveRequest::new(
-        identity.fingerprint(),
-        settings.reach.transport,
-        settings.ssh.ports,
-        allow_clear,
-    );
-    request.copies = duty == ReceiverPurpose::Copy;
     // If ssh ends before it has read the request, its exit status shows the reason.
+    let request = request(&identity, settings, duty);
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let mut printed = RemoteOutput::default();
     let answered = answer(output, &config, &mut printed).await?;
-    let Answer::Reply(ReceiveReply {
-        key, port, address, ..
-    }) = answered
+    let Answer::Reply(
+        ReceiveReply {
+            key, port, address, ..
+        },
+        answered_after,
+    ) = answered
     else {
         drop(input);
         if matches!(answered, Answer::Late) {
@@ -135,23 +131,91 @@ pub(crate) async fn start(
     };
     let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
     let key = key.parse().map_err(SshError::Key)?;
+    let session = SshSession {
+        child,
+        input,
+        forwarding: None,
+    };
     Ok(SshReceiver {
         identity,
         key,
         host,
         port,
-        session: SshSession { child, input },
+        session,
+        master,
+        answered_after,
         asked,
     })
 }
 
+/// Starts ssh, which starts `zmove receive`.
+fn spawn(
+    remote: &Remote,
+    login: &Login,
+    settings: &SshSettings,
+    config: &SshConfig,
+    master: Option<&SshMaster>,
+) -> Result<Child, SshError> {
+    let first = master.map_or(&[][..], SshMaster::first_options);
+    let mut command = ssh(settings, remote, login, first);
+    command.args(config.options());
+    if let Some(master) = master {
+        command.args(config.alive_options());
+        command.args(config.cipher_option());
+        command.args(master.last_options());
+    }
+    command
+        .args([
+            "-T",
+            &remote_name(remote, login),
+            &format!("{} receive", settings.remote_zmove),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|source| SshError::Start {
+            program: settings.program.clone(),
+            source,
+        })
+}
+
+/// Returns the request to the receiver.
+fn request(
+    identity: &Identity,
+    settings: &DialSettings,
+    purpose: ReceiverPurpose,
+) -> ReceiveRequest {
+    let is_only_through_ssh = settings.ssh.method == ConnectionMethod::Ssh;
+    let transport = if is_only_through_ssh {
+        TransportChoice::Tcp
+    } else {
+        settings.reach.transport
+    };
+    let allow_clear = settings.cipher == Cipher::None;
+    let key = identity.fingerprint();
+    let mut request = ReceiveRequest::new(key, transport, settings.ssh.ports, allow_clear);
+    request.loopback = is_only_through_ssh;
+    request.copies = purpose == ReceiverPurpose::Copy;
+    request
+}
+
 impl SshSession {
+    /// Keeps the forwarding of a login of the user until this session ends.
+    pub(crate) fn keep(&mut self, forwarding: Option<SharedForwarding>) {
+        self.forwarding = forwarding;
+    }
+
     /// Waits for the end of ssh and of a receiver that has finished its work.
     pub(crate) async fn end(self) {
-        let Self { mut child, input } = self;
+        let Self {
+            mut child,
+            input,
+            forwarding,
+        } = self;
         drop(input);
         // An ssh process that takes longer is killed when it is dropped.
         let _in_time = timeout(END_TIMEOUT, child.wait()).await;
+        drop(forwarding);
     }
 }
 
@@ -161,10 +225,11 @@ fn can_ask() -> bool {
     File::open("/dev/tty").is_ok()
 }
 
-/// Returns the start of each command: ssh with the user's options and the port.
-fn ssh(settings: &SshSettings, remote: &Remote, login: &Login) -> Command {
+/// Returns the start of each command: ssh with the first options, the user's options and the port.
+fn ssh(settings: &SshSettings, remote: &Remote, login: &Login, first: &[&str]) -> Command {
     let mut command = Command::new(&settings.program);
-    command.args(&settings.arguments).kill_on_drop(true);
+    command.args(first).args(&settings.arguments);
+    command.kill_on_drop(true);
     if let Some(port) = login.port {
         command.args(["-p", &port.to_string()]);
     }
@@ -181,7 +246,7 @@ fn remote_name(remote: &Remote, login: &Login) -> String {
 
 /// Returns the command that logs in, as a user would type it.
 fn typed(settings: &SshSettings, remote: &Remote, login: &Login) -> String {
-    let command = ssh(settings, remote, login);
+    let command = ssh(settings, remote, login, &[]);
     let command = command.as_std();
     let words = [command.get_program()]
         .into_iter()
@@ -206,7 +271,8 @@ enum Line {
 
 /// The result of waiting for the receiver's answer.
 enum Answer {
-    Reply(ReceiveReply),
+    /// The receiver's answer, and the time since the login if that is known.
+    Reply(ReceiveReply, Option<Duration>),
     /// The answer takes too long after the login.
     Late,
     /// The output ended without an answer.
@@ -225,6 +291,7 @@ async fn answer(
         LoginDetection::AlreadyDone => limit(),
         LoginDetection::Reported | LoginDetection::Unknown => None,
     };
+    let mut logged_in = due.map(|_| Instant::now());
     loop {
         let next = next_line(&mut lines, printed);
         let line = match due {
@@ -235,8 +302,13 @@ async fn answer(
             None => next.await?,
         };
         match line {
-            Some(Line::LoggedIn) => due = limit(),
-            Some(Line::Answer(answer)) => return Ok(Answer::Reply(answer)),
+            Some(Line::LoggedIn) => {
+                due = limit();
+                logged_in = Some(Instant::now());
+            }
+            Some(Line::Answer(answer)) => {
+                return Ok(Answer::Reply(answer, logged_in.map(|at| at.elapsed())));
+            }
             None => return Ok(Answer::Ended),
         }
     }
@@ -316,10 +388,11 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
     let Some(reached) = reached else {
         return name.to_owned();
     };
-    let found = tokio::net::lookup_host((name, 0)).await;
-    let known = found.map_or(true, |mut found| {
-        found.any(|address| address.ip() == reached)
-    });
+    let found = timeout(LOOKUP_MAX, tokio::net::lookup_host((name, 0))).await;
+    let known = match found {
+        Ok(Ok(mut found)) => found.any(|address| address.ip() == reached),
+        Ok(Err(_)) | Err(_) => true,
+    };
     if known {
         reached.to_string()
     } else {
@@ -329,6 +402,8 @@ async fn address_of(name: &str, reached: Option<IpAddr>) -> String {
 
 /// Time limit for ssh to end after the work is finished.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for the lookup of a name that may be known only at a gateway.
+const LOOKUP_MAX: Duration = Duration::from_secs(2);
 /// Maximum number of bytes that a remote shell may write before the receiver answers.
 const SHELL_BYTES_MAX: u64 = 64 << 10;
 

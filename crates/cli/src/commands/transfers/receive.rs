@@ -126,20 +126,22 @@ async fn wait_until_idle(begun: &Notify, ended: &Notify, stays: bool) {
     }
 }
 
-/// Listens on a port of the requested range, on all addresses of the address family that ssh used.
+/// Listens on a port of the requested range: on the loopback interface if the data goes through ssh only, otherwise on
+/// all addresses of the address family that ssh used.
 async fn bind(
     request: &ReceiveRequest,
     identity: &Identity,
     reached: Option<IpAddr>,
 ) -> Result<Listener> {
     let choice = request.carriers;
-    let any = match reached {
-        Some(IpAddr::V4(_)) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+    let listening = match reached {
+        _ if request.loopback => IpAddr::from(Ipv4Addr::LOCALHOST),
+        Some(IpAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
         Some(IpAddr::V6(_)) | None => Ipv6Addr::UNSPECIFIED.into(),
     };
     let bind = async |port| {
         Listener::bind(
-            SocketAddr::new(any, port),
+            SocketAddr::new(listening, port),
             identity,
             choice,
             &SocketConfig::default(),

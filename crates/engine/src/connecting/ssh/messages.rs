@@ -25,6 +25,8 @@ pub struct ReceiveRequest {
     pub carriers: TransportChoice,
     /// Ports on which the receiver may listen, or `None` for any.
     pub ports: Option<PortRange>,
+    /// Whether the receiver listens only on the loopback interface.
+    pub loopback: bool,
     /// Whether the receiver accepts unencrypted lanes.
     pub allow_clear: bool,
     /// Whether the receiver is one of the two hosts of a copy and runs until its standard input ends.
@@ -58,6 +60,7 @@ impl ReceiveRequest {
             key: key.to_string(),
             carriers,
             ports,
+            loopback: false,
             allow_clear,
             copies: false,
         }
