@@ -32,7 +32,7 @@ pub(crate) use job::{
     SubmitArgs,
 };
 pub(crate) use probe::ProbeArgs;
-pub(crate) use shared::dial::{DialArgs, TransportArg};
+pub(crate) use shared::dial::{DialArgs, TransportArg, ViaArg};
 pub(crate) use shared::keeping::{KeepingArgs, KindArg, SparseArg};
 pub(crate) use shared::storage::{DirectArg, EngineArg, StorageArgs};
 pub(crate) use sweep::SweepArgs;

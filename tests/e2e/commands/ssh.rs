@@ -12,16 +12,42 @@ use crate::support::harness::{Site, has_program, is_root, skip, write_program};
 use crate::support::ports::free_port;
 use crate::support::tree::{assert_same, painted};
 
+mod through_ssh;
+
 /// A running sshd that accepts one key and logs in the user who runs the test.
 pub(crate) struct Sshd {
     child: Child,
+    address: String,
     port: u16,
     home: PathBuf,
+}
+
+/// Where an sshd runs, and how it is configured.
+struct SshdPlace<'a> {
+    /// The command that starts a program there.
+    enter: &'a [String],
+    address: &'a str,
+    /// Further lines of its configuration.
+    config: &'a str,
+}
+
+impl Default for SshdPlace<'_> {
+    fn default() -> Self {
+        Self {
+            enter: &[],
+            address: "127.0.0.1",
+            config: "",
+        }
+    }
 }
 
 impl Sshd {
     /// Starts sshd. Returns `None` if it is missing.
     pub(crate) fn start(site: &Site) -> Option<Self> {
+        Self::start_at(site, &SshdPlace::default())
+    }
+
+    fn start_at(site: &Site, place: &SshdPlace<'_>) -> Option<Self> {
         let program = ["/usr/sbin/sshd", "/usr/bin/sshd"]
             .map(Path::new)
             .into_iter()
@@ -48,21 +74,34 @@ impl Sshd {
                 .unwrap();
         }
         // Another process may take the port before sshd does.
-        let started = (0..9).find_map(|_| Self::try_start(program, &home, &site.path("server")));
+        let started =
+            (0..9).find_map(|_| Self::try_start(program, place, &home, &site.path("server")));
         Some(started.expect("a free port"))
     }
 
-    fn try_start(program: &Path, home: &Path, zmove_home: &Path) -> Option<Self> {
+    fn try_start(
+        program: &Path,
+        place: &SshdPlace<'_>,
+        home: &Path,
+        zmove_home: &Path,
+    ) -> Option<Self> {
         let port = free_port();
+        let SshdPlace {
+            enter,
+            address,
+            config,
+        } = place;
         let (directory, zmove_home) = (home.display(), zmove_home.display());
         let config = format!(
-            "Port {port}\nListenAddress 127.0.0.1\nHostKey {directory}/host_key\n\
+            "Port {port}\nListenAddress {address}\nHostKey {directory}/host_key\n\
              AuthorizedKeysFile {directory}/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n\
-             PermitRootLogin prohibit-password\nUseDNS no\nSetEnv ZMOVE_HOME={zmove_home}\n"
+             PermitRootLogin prohibit-password\nUseDNS no\nSetEnv ZMOVE_HOME={zmove_home}\n{config}"
         );
         std::fs::write(home.join("config"), config).unwrap();
-        let mut sshd = Command::new(program);
-        sshd.args(["-D", "-e", "-f"])
+        let mut words = enter.iter().map(AsRef::as_ref).chain([program.as_os_str()]);
+        let mut sshd = Command::new(words.next().unwrap());
+        sshd.args(words)
+            .args(["-D", "-e", "-f"])
             .arg(home.join("config"))
             .stderr(Stdio::piped());
         let mut child = sshd.spawn().unwrap();
@@ -77,6 +116,7 @@ impl Sshd {
         }
         Some(Self {
             child,
+            address: (*address).to_owned(),
             port,
             home: home.to_owned(),
         })
@@ -106,7 +146,8 @@ impl Sshd {
 
     /// The address of a directory over ssh.
     pub(crate) fn at(&self, directory: &Path) -> String {
-        format!("{}@127.0.0.1:{}:{}", user(), self.port, directory.display())
+        let directory = directory.display();
+        format!("{}@{}:{}:{directory}", user(), self.address, self.port)
     }
 }
 

@@ -30,10 +30,10 @@ const TRANSFER_MAX: Duration = Duration::from_secs(40);
 const SMALL_FILES: u64 = 20;
 
 /// A network namespace, which ends with its process.
-pub(super) struct Host(Child);
+pub(crate) struct Host(Child);
 
 impl Host {
-    pub(super) fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         let mut child = Command::new("unshare")
             .args([
                 "--net",
@@ -53,12 +53,21 @@ impl Host {
         (ready == "ready\n").then_some(host)
     }
 
-    pub(super) fn run(&self, script: &str) {
+    pub(crate) fn run(&self, script: &str) {
         let mut shell = Command::new("nsenter");
         shell.args(self.enter().split(' ').skip(1));
         let output = shell.args(["sh", "-ec", script]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script}\n{said}");
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Returns the words of the command prefix that runs a command in the namespace.
+    pub(crate) fn words(&self) -> Vec<String> {
+        self.enter().split(' ').map(str::to_owned).collect()
     }
 
     /// Returns the command prefix that runs a command in the namespace.
@@ -67,7 +76,7 @@ impl Host {
     }
 
     /// Makes all later commands of a site run in the namespace.
-    pub(super) fn runs(&self, site: &mut Site) {
+    pub(crate) fn runs(&self, site: &mut Site) {
         site.run_by_script(&format!("exec {} {ZMOVE} \"$@\"", self.enter()));
     }
 }

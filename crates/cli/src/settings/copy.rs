@@ -13,7 +13,7 @@ use zmove_wire::{CopyOrder, HostAddress};
 use super::dial;
 use super::pull::{PullSettings, fetch, list, one_host, refuse_several};
 use super::push::{PushSettings, dial_settings, refuse_contradictions};
-use crate::args::{CipherArg, CopyArgs, PushArgs};
+use crate::args::{CipherArg, CopyArgs, PushArgs, ViaArg};
 use crate::value::exit::{refuse, usage_error};
 
 /// The kind of a copy, which depends on the hosts of its source and its target.
@@ -140,6 +140,10 @@ fn refuse_meaningless(args: &PushArgs) -> Result<()> {
         (
             args.dial.congestion.is_some(),
             "--congestion is a setting of this host, but this host sends no data in this copy",
+        ),
+        (
+            args.dial.via != ViaArg::Auto,
+            "--via is a setting of this host, but this host sends no data in this copy",
         ),
     ])
 }

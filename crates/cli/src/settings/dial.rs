@@ -10,7 +10,7 @@ use zmove_transport::{
     DialOptions, QuicCongestion, SocketConfig, TransportChoice, UnknownCongestion,
 };
 
-use crate::args::{DialArgs, TransportArg};
+use crate::args::{DialArgs, TransportArg, ViaArg};
 use crate::value::exit::usage_error;
 
 /// Returns how the receiver at a location without a login is started.
@@ -89,12 +89,21 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
             "--ssh-command: '{command}' is not a command"
         )));
     }
+    if args.via == ViaArg::Ssh && args.transport == TransportArg::Quic {
+        return Err(usage_error(
+            "--via ssh cannot be used with --transport quic: ssh forwards only TCP",
+        ));
+    }
     Ok(SshSettings {
         program: program.unwrap_or_default(),
         arguments: words.collect(),
         remote_zmove: args.remote_zmove.clone(),
         ports: args.ssh_ports,
-        method: ConnectionMethod::Auto,
+        method: match args.via {
+            ViaArg::Auto => ConnectionMethod::Auto,
+            ViaArg::Direct => ConnectionMethod::Direct,
+            ViaArg::Ssh => ConnectionMethod::Ssh,
+        },
         socket_directory: std::env::var_os("XDG_RUNTIME_DIR").map(Into::into),
     })
 }

@@ -28,6 +28,7 @@ use super::replacement_policy::{replacement_policy, rule_texts};
 use super::{Role, Storage, dial, home, journals, keeping, walked_batches_max};
 use crate::args::{
     CipherArg, DeltaArg, DurabilityArg, KindArg, ProofArg, PushArgs, SparseArg, TransportArg,
+    ViaArg,
 };
 use crate::display::prompt::Prompt;
 use crate::value::exit::{first, refuse, usage_error};
@@ -361,6 +362,7 @@ fn refuse_for_several(args: &PushArgs, cluster: Option<&Cluster>) -> Result<()> 
         (args.dial.ssh, "--ssh"),
         (args.dial.ssh_command.is_some(), "-e"),
         (args.dial.ssh_ports.is_some(), "--ssh-ports"),
+        (args.dial.via != ViaArg::Auto, "--via"),
     ]);
     if let Some(what) = of_ssh.filter(|_| cluster.is_some()) {
         return Err(usage_error(format!(

@@ -83,6 +83,7 @@ class Options(TypedDict, total=False):
     update: bool
     usermap: str
     verify: Literal["wire", "media"]
+    via: Literal["auto", "direct", "ssh"]
     watch: bool
     xattrs: bool
 

@@ -30,8 +30,7 @@ pub(crate) struct DialArgs {
     pub(crate) congestion: Option<String>,
     /// Start the receiver over ssh, as the remote user
     ///
-    /// USER@HOST:PATH and -e imply this option. In HOST:PORT:PATH, PORT is then the port of ssh. The data connections
-    /// do not run through ssh.
+    /// USER@HOST:PATH and -e imply this option. In HOST:PORT:PATH, PORT is then the port of ssh.
     #[arg(long)]
     pub(crate) ssh: bool,
     /// The ssh command to use [default: ssh]
@@ -42,6 +41,15 @@ pub(crate) struct DialArgs {
     /// Ports for a receiver started over ssh, for example 50000-50100, to suit firewalls [default: any free port]
     #[arg(long, value_name = "FROM-TO", hide_short_help = true)]
     pub(crate) ssh_ports: Option<PortRange>,
+    /// The way of the data to a receiver started over ssh
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WAY",
+        default_value_t,
+        hide_short_help = true
+    )]
+    pub(crate) via: ViaArg,
     /// The zmove program on the remote host
     #[arg(
         long,
@@ -61,4 +69,15 @@ pub(crate) enum TransportArg {
     Tcp,
     /// QUIC only, over UDP at the same port
     Quic,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ViaArg {
+    /// Directly to a port of the receiver, or through ssh if the port does not answer
+    #[default]
+    Auto,
+    /// Only directly
+    Direct,
+    /// Only through ssh, which needs no open port but is slower
+    Ssh,
 }

@@ -134,6 +134,7 @@ const ALLOWED: &[&str] = &[
     "update",
     "usermap",
     "verify",
+    "via",
     "watch",
     "xattrs",
 ];
