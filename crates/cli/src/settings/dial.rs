@@ -15,7 +15,7 @@ use crate::value::exit::usage_error;
 
 /// Returns how the receiver at a location without a login is started.
 pub(crate) fn start(args: &DialArgs) -> Start {
-    if args.ssh || args.ssh_command.is_some() {
+    if args.ssh || args.ssh_command.is_some() || args.via == ViaArg::Ssh {
         Start::OverSsh
     } else {
         Start::Daemon

@@ -536,6 +536,10 @@ mod tests {
             ),
             ("--limit 1Gbit a /b", "--limit applies to connections"),
             (
+                "--via ssh --transport quic a h:b",
+                "--via ssh cannot be used with --transport quic",
+            ),
+            (
                 "--cipher none --transport quic a h:b",
                 "--cipher none needs TCP",
             ),
@@ -599,5 +603,19 @@ mod tests {
                 .transport
                 == TransportChoice::Tcp
         );
+    }
+    #[test]
+    fn options_that_need_ssh_select_it() {
+        for (words, needs_ssh) in [
+            ("a h:b", false),
+            ("--via direct a h:b", false),
+            ("--via ssh a h:b", true),
+            ("-e ssh a h:b", true),
+        ] {
+            let Location::Remote(remote) = settings(words).unwrap().location else {
+                panic!("no other host: {words}");
+            };
+            assert_eq!(remote.login.is_some(), needs_ssh, "{words}");
+        }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct DialArgs {
     pub(crate) congestion: Option<String>,
     /// Start the receiver over ssh, as the remote user
     ///
-    /// USER@HOST:PATH and -e imply this option. In HOST:PORT:PATH, PORT is then the port of ssh.
+    /// USER@HOST:PATH, -e and --via ssh imply this option. In HOST:PORT:PATH, PORT is then the port of ssh.
     #[arg(long)]
     pub(crate) ssh: bool,
     /// The ssh command to use [default: ssh]
