@@ -177,13 +177,18 @@ impl PushArgs {
         }
     }
 
-    /// Returns the time for which the transfer tries to reconnect after its connections were lost. The rule is that of
+    /// Returns whether an interrupted transfer may be repeated without a person who knows about it. The rule is that of
     /// `Open::can_be_repeated`.
+    pub(crate) const fn can_be_repeated(&self) -> bool {
+        !(self.inplace && self.update)
+    }
+
+    /// Returns the time for which the transfer tries to reconnect after its connections were lost.
     pub(crate) fn retry_timeout(&self) -> Timeout {
-        if self.inplace && self.update {
-            Timeout::NONE
-        } else {
+        if self.can_be_repeated() {
             self.timeout
+        } else {
+            Timeout::NONE
         }
     }
 }

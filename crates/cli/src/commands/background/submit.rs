@@ -240,6 +240,11 @@ fn refuse_for_jobs(args: &PushArgs) -> Result<()> {
             "--dry-run cannot be used in a job: use 'zmove copy --dry-run'",
         ),
         (
+            !args.can_be_repeated(),
+            "--inplace with --update cannot be used in a job: a file of which only a part was replaced is newer than \
+             its source, so a further attempt would keep it",
+        ),
+        (
             args.selection.reads_stdin() || !args.selection.can_be_read_again(),
             "a job reads --files-from and --filter-from when it starts, and possibly again: name files instead of \
              stdin",
