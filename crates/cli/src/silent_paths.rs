@@ -66,11 +66,15 @@ impl SilentPaths {
         self.0.iter().map(fault)
     }
 
-    /// Creates the rule for opening roots. The rule looks at the roots `writable`, except at the silent ones. A link in
-    /// a silent root cannot be followed anyway.
+    /// Creates the rule for opening roots. The rule looks at the roots `writable`, except at the silent ones. If there
+    /// is a silent one, the rule allows no link at all, because a client could have created any link in it.
     pub(crate) fn guard(&self, writable: &[PathBuf], own: OwnPaths) -> RootGuard {
         let answering = writable.iter().filter(|root| !self.0.contains_key(*root));
-        RootGuard::new(answering.cloned().collect(), own)
+        let mut guarded: Vec<_> = answering.cloned().collect();
+        if guarded.len() < writable.len() {
+            guarded.push("/".into());
+        }
+        RootGuard::new(guarded.into(), own)
     }
 }
 
@@ -192,3 +196,27 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Stack of a thread that accesses a path, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 const READ_BYTES: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn no_link_is_followed_while_a_writable_root_is_silent() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().canonicalize().unwrap().join(name);
+        std::fs::create_dir(at("root")).unwrap();
+        std::fs::create_dir(at("writable")).unwrap();
+        symlink("root", at("link")).unwrap();
+        let opens = |silent: &SilentPaths, root: &str| {
+            let guard = silent.guard(&[at("writable")], OwnPaths::default());
+            guard.open(&at(root)).is_ok()
+        };
+        let none = SilentPaths::default();
+        assert!(opens(&none, "root") && opens(&none, "link"));
+        let silent = BTreeMap::from([(at("writable"), Unanswered::at(None, ANSWER_MAX))]);
+        let silent = SilentPaths(silent);
+        assert!(opens(&silent, "root") && !opens(&silent, "link"));
+    }
+}
