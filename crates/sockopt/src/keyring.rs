@@ -7,7 +7,7 @@ use crate::sys;
 /// Replaces the session keyring of this thread with an empty one. The session keyring is inherited, and a process that
 /// has changed its user can still read the keys in it. Must be called before the process starts another thread.
 ///
-/// Does nothing if this process may not use keyrings, because it then cannot read the keys either.
+/// Does nothing if the kernel has no keyrings or this process may not use them.
 ///
 /// # Errors
 /// Returns the system's error.

@@ -78,6 +78,8 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
     terminal::require_no_terminal()?;
     let name = CString::new(user.name.as_str()).context("read the user's name")?;
     rustix::thread::set_no_new_privs(true).context("prevent regaining privileges")?;
+    // Root has a larger quota for keyrings than the user.
+    zmove_sockopt::leave_session_keyring().context("leave the session keyring of root")?;
     // The groups must be set before the user, because only root may set the groups.
     nix::unistd::initgroups(&name, user.gid).context("set the user's groups")?;
     nix::unistd::setgid(user.gid).context("set the user's group")?;
@@ -86,7 +88,7 @@ pub(crate) fn become_user(user: &User) -> Result<()> {
         nix::unistd::setuid(ROOT).is_err(),
         "the privileges of root could not be dropped"
     );
-    zmove_sockopt::leave_session_keyring().context("leave the session keyring of root")
+    Ok(())
 }
 
 /// Closes the file descriptors inherited from the parent, because another user must not get access to the files of
