@@ -137,7 +137,7 @@ impl Run {
         self.id = Some(id);
     }
 
-    /// Subtracts the time spent asking the user a question before a session from the duration of the run.
+    /// Excludes the time of a prompt before a session from the duration of the run. `asked` is the length of that time.
     pub fn exclude_prompt_time(&mut self, asked: Duration) {
         self.started += asked;
     }
