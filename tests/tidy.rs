@@ -156,7 +156,7 @@ const RESERVED: [(&str, &[&str]); 37] = [
     ("rayon", &["chunk", "scan"]),
     ("globset", &["scan"]),
     ("io-uring", &["uring"]),
-    ("libc", &["sockopt", "uring"]),
+    ("libc", &["lab", "sockopt", "uring"]),
     ("landlock", &["cli"]),
     ("nix", &["cli"]),
     ("cap", &["fuzz"]),

@@ -32,6 +32,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let before = std::fs::read_link(&path).unwrap();
+        // The link contains the number of the inode, which must not be used again for another test's file.
+        let _open = file.try_clone().unwrap();
         close(file).unwrap();
         // Another test may have opened a file that got the same descriptor number.
         assert_ne!(std::fs::read_link(path).ok(), Some(before));

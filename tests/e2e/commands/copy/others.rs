@@ -30,8 +30,12 @@ fn brief_receiver(home: &std::path::Path, words: Vec<ToSender>) -> (SocketAddr, 
     })
 }
 
-/// Answers a control connection. Lanes are closed.
+/// Answers a control connection. Closes lanes if there are no words. Otherwise lanes get no answer, because a lost lane
+/// would end the session before the words are read.
 async fn answer(channel: Channel, greeting: Greeting, words: Vec<ToSender>) {
+    if greeting.role != Role::Control && !words.is_empty() {
+        std::future::pending::<()>().await;
+    }
     let (mut reader, mut writer) = control_pair(channel);
     if greeting.role != Role::Control || reader.receive().await.is_err() {
         return;
