@@ -147,9 +147,9 @@ fn a_process_that_becomes_another_user_leaves_the_keyring_of_root() {
         );
     Zmove(strace).outcome().done();
     let log = std::fs::read_to_string(log).unwrap();
-    let (_, after) = log.split_once(&format!("setuid({NOBODY})")).unwrap();
+    let (before, _) = log.split_once(&format!("setuid({NOBODY})")).unwrap();
     assert!(
-        after.contains("keyctl(KEYCTL_JOIN_SESSION_KEYRING, NULL)"),
+        before.contains("keyctl(KEYCTL_JOIN_SESSION_KEYRING, NULL)"),
         "{log}"
     );
 }
