@@ -215,7 +215,9 @@ impl SshSession {
         drop(input);
         // An ssh process that takes longer is killed when it is dropped.
         let _in_time = timeout(END_TIMEOUT, child.wait()).await;
-        drop(forwarding);
+        if let Some(forwarding) = forwarding {
+            forwarding.end().await;
+        }
     }
 }
 

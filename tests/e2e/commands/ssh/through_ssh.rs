@@ -202,6 +202,40 @@ fn a_server_that_forwards_nothing_is_named() {
     assert_no_sockets(&site);
 }
 
+/// The wrapper answers questions about the configuration like ssh, but it takes no options of a master.
+#[test]
+fn a_wrapper_of_ssh_gets_no_options_of_a_master() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let body = format!(
+        "case \"$*\" in *ControlMaster*) exit 255;; esac; exec {} \"$@\"",
+        sshd.command()
+    );
+    let wrapper = script(&site, "wrapper", &body);
+    let target = sshd.at_target(&site);
+    push(&site, wrapper.to_str().unwrap(), &[], &target)
+        .outcome()
+        .done();
+    assert_same(&site.source(), &site.target());
+}
+
+/// A second option would make ssh ask for a confirmation of each order.
+#[test]
+fn a_command_that_makes_each_login_a_master_is_used_for_data() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let master = format!("{} -M", sshd.command());
+    let pushed = push(&site, &master, &["--via", "ssh"], &sshd.at_target(&site)).outcome();
+    assert_eq!(pushed.done().summary()["transport"], "ssh");
+    assert_no_sockets(&site);
+}
+
 #[test]
 fn a_command_around_ssh_is_not_used_for_data() {
     let site = Site::local();
@@ -240,8 +274,6 @@ fn logins_that_the_user_shares_are_not_disturbed() {
         assert_same(&site.source(), &target(name));
         assert_no_sockets(&site);
     };
-    push_to("own");
-    assert!(!socket.exists(), "no login outlives the push");
     let ssh = |words: &str| {
         let host = format!("-p {} {}@127.0.0.1", sshd.port, user());
         let mut ssh = Command::new("sh");
@@ -249,8 +281,9 @@ fn logins_that_the_user_shares_are_not_disturbed() {
         ssh.stdout(Stdio::null()).stderr(Stdio::null());
         ssh.status().unwrap().success()
     };
-    assert!(ssh("-f -N"));
-    push_to("shared");
+    push_to("first");
+    assert!(ssh("-O check"), "as after any use of this ssh");
+    push_to("second");
     assert!(ssh("-O check"), "the user's login is still there");
     assert!(ssh("-O exit"));
 }

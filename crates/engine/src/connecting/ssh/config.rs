@@ -73,9 +73,17 @@ impl SshConfig {
         }
     }
 
-    /// Returns the socket of a login that ssh shares and that exists, if any.
+    /// Returns the socket of the login that ssh shares with other uses of ssh, or will share once it has logged in.
     pub(super) fn shared_control(&self) -> Option<&str> {
-        self.value("controlpath").filter(|_| self.is_shared)
+        let is_shared =
+            self.is_shared || self.is_master() || self.value(CONTROL_MASTER) == Some("auto");
+        self.value("controlpath").filter(|_| is_shared)
+    }
+
+    /// Returns whether the user has made each login a master, for example with `ssh -M`.
+    pub(super) fn is_master(&self) -> bool {
+        // OpenSSH prints `true` for `yes`.
+        matches!(self.value(CONTROL_MASTER), Some("true" | "yes"))
     }
 
     /// Returns the time limit for the connection, and for the time from the login to the receiver's answer.
@@ -129,6 +137,7 @@ const FAST_CIPHER: &str = "aes128-gcm@openssh.com";
 /// The ciphers that OpenSSH proposes if none are configured, until version 9.9.
 const USUAL_CIPHERS: &str = "chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr,\
     aes128-gcm@openssh.com,aes256-gcm@openssh.com";
+const CONTROL_MASTER: &str = "controlmaster";
 /// The line that ssh prints when the login is complete.
 pub(super) const LOGGED_IN: &str = "zmove-logged-in";
 /// Time limit for ssh to print its configuration.
@@ -190,6 +199,16 @@ mod tests {
         config.is_shared = true;
         assert_eq!(config.login_sign(), LoginDetection::AlreadyDone);
         assert_eq!(config.options(), ["-oConnectTimeout=20"]);
+    }
+
+    #[test]
+    fn a_login_that_the_user_will_share_is_used() {
+        let shared = |lines| config(lines).shared_control().map(str::to_owned);
+        let path = Some("/run/dtn".to_owned());
+        assert_eq!(shared("controlmaster auto\ncontrolpath /run/dtn\n"), path);
+        assert_eq!(shared("controlmaster true\ncontrolpath /run/dtn\n"), path);
+        assert_eq!(shared("controlmaster false\ncontrolpath /run/dtn\n"), None);
+        assert_eq!(shared("controlmaster auto\n"), None);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //!
 //! The ssh process that starts the receiver is also a *master* (ssh_config(5), `ControlMaster`): it takes orders on a
 //! Unix socket. One order makes it listen on a second Unix socket, whose connections it forwards to the receiver's port
-//! on the far host. Each is a channel of its own, so each has ssh's window for itself. If the user's ssh already shares
-//! a login, that login is the master.
+//! on the far host. Each is a channel of its own, so each has ssh's window for itself. If the user's ssh shares a login,
+//! that login is the master.
 //!
 //! **Invariant:** both sockets are in a directory of this process that only the user can open. It is removed as soon as
-//! the connections can be made, so that a killed process leaves nothing behind. Our master ends with its session, which
-//! ends with this process.
+//! the connections can be made, so a process that is killed leaves at most an empty directory, if that happens during
+//! the login. Our master ends with its session, which ends with this process. In a login of the user, a killed process
+//! leaves a listener that nobody can reach, until that login ends.
 
 use std::fs::Permissions;
 use std::io;
@@ -39,8 +40,12 @@ pub(crate) struct SshMaster {
 /// The owner of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MasterOwner {
-    /// This process started it for one session.
-    Session,
+    /// This process starts it for one session.
+    Session {
+        /// Whether the user's options already make each login a master. A second such option would make ssh ask for a
+        /// confirmation of each order.
+        is_master: bool,
+    },
     /// The user shares it between all uses of ssh.
     User,
 }
@@ -48,14 +53,21 @@ enum MasterOwner {
 /// A forwarding by a master of the user. It is canceled when this is dropped.
 #[derive(Debug)]
 pub(crate) struct SharedForwarding {
-    cancel: std::process::Command,
+    /// The order to cancel, until it is given.
+    cancel: Option<std::process::Command>,
 }
 
 impl SshMaster {
     /// Prepares a master for the settings, or returns `None` if data cannot or must not go through ssh.
     pub(super) fn prepare(settings: &DialSettings, config: &SshConfig) -> Option<Self> {
         let ssh = &settings.ssh;
-        let is_excluded = ssh.method == ConnectionMethod::Direct
+        // A wrapper may pass on the question for the configuration, but not the options of a master.
+        let is_possible = match ssh.method {
+            ConnectionMethod::Direct => false,
+            ConnectionMethod::Auto => Path::new(&ssh.program).ends_with("ssh"),
+            ConnectionMethod::Ssh => true,
+        };
+        let is_excluded = !is_possible
             || settings.reach.transport == TransportChoice::Quic
             || config.host_name().is_none()
             || !has_only_options(&ssh.arguments);
@@ -65,7 +77,11 @@ impl SshMaster {
         let directory = socket_directory(ssh).ok()?;
         let (control, owner) = match config.shared_control() {
             Some(path) => (path.into(), MasterOwner::User),
-            None => (directory.path().join(CONTROL), MasterOwner::Session),
+            None => {
+                let is_master = config.is_master();
+                let control = directory.path().join(CONTROL);
+                (control, MasterOwner::Session { is_master })
+            }
         };
         Some(Self {
             program: ssh.program.clone(),
@@ -78,7 +94,10 @@ impl SshMaster {
     /// Returns the options that must come before those of the user, because ssh uses the first value of each option.
     pub(super) fn first_options(&self) -> &'static [&'static str] {
         match self.owner {
-            MasterOwner::Session => &["-oControlMaster=yes", "-oControlPersist=no"],
+            MasterOwner::Session { is_master: false } => {
+                &["-oControlPersist=no", "-oControlMaster=yes"]
+            }
+            MasterOwner::Session { is_master: true } => &["-oControlPersist=no"],
             MasterOwner::User => &[],
         }
     }
@@ -86,7 +105,7 @@ impl SshMaster {
     /// Returns the option that must come after those of the user, because ssh uses its last value.
     pub(super) fn last_options(&self) -> Vec<String> {
         match self.owner {
-            MasterOwner::Session => vec![format!("-S{}", self.control.display())],
+            MasterOwner::Session { .. } => vec![format!("-S{}", self.control.display())],
             MasterOwner::User => Vec::new(),
         }
     }
@@ -104,7 +123,7 @@ impl SshMaster {
         let forwarding = format!("{}:127.0.0.1:{port}", socket.display());
         // Made first, so that it also cancels an order that is given up.
         let shared = (self.owner == MasterOwner::User).then(|| SharedForwarding {
-            cancel: self.order("cancel", &forwarding),
+            cancel: Some(self.order("cancel", &forwarding)),
         });
         let order = Command::from(self.order("forward", &forwarding))
             .stdout(Stdio::null())
@@ -138,12 +157,27 @@ impl SshMaster {
     }
 }
 
+impl SharedForwarding {
+    /// Cancels the forwarding, and waits until the master has taken the order.
+    pub(super) async fn end(mut self) {
+        if let Some(cancel) = self.cancel.take() {
+            let cancelled = Command::from(cancel)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status();
+            let _best_effort = timeout(ORDER_TIMEOUT, cancelled).await;
+        }
+    }
+}
+
 impl Drop for SharedForwarding {
     fn drop(&mut self) {
-        let quiet = self.cancel.stdout(Stdio::null()).stderr(Stdio::null());
         // Without this, the master keeps listening on a socket that nobody can reach any more.
-        if let Ok(mut child) = quiet.spawn() {
-            let _best_effort = std::thread::Builder::new().spawn(move || child.wait());
+        if let Some(mut cancel) = self.cancel.take() {
+            let spawned = cancel.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+            if let Ok(mut child) = spawned {
+                let _best_effort = std::thread::Builder::new().spawn(move || child.wait());
+            }
         }
     }
 }
