@@ -597,6 +597,14 @@ impl ConnectError {
     /// before.
     #[must_use]
     pub fn is_lost(&self) -> bool {
+        if let Self::NeitherWay {
+            direct,
+            through_ssh,
+            ..
+        } = self
+        {
+            return direct.is_lost() || through_ssh.is_lost();
+        }
         if let Some(error) = self.dial() {
             // A network outage also makes name resolution fail and ends ssh, and an address may temporarily belong to a
             // different host.

@@ -50,9 +50,8 @@ pub(crate) struct SshReceiver {
     pub(crate) session: SshSession,
     /// The master of the login, if data may go through ssh.
     pub(crate) master: Option<SshMaster>,
-    /// Time from the login to the receiver's answer, or `None` if the end of the login is not known. It takes at least
-    /// two round trips.
-    pub(crate) answered_after: Option<Duration>,
+    /// Whether ssh reaches the host through another host or program. The receiver's port is then probably closed.
+    pub(crate) is_behind_proxy: bool,
     /// Time until the receiver answered, if ssh may have asked for a password during that time. Otherwise zero.
     pub(crate) asked: Duration,
 }
@@ -105,12 +104,9 @@ pub(crate) async fn start(
     let _unheard = input.write_all(request.line().as_bytes()).await;
     let mut printed = RemoteOutput::default();
     let answered = answer(output, &config, &mut printed).await?;
-    let Answer::Reply(
-        ReceiveReply {
-            key, port, address, ..
-        },
-        answered_after,
-    ) = answered
+    let Answer::Reply(ReceiveReply {
+        key, port, address, ..
+    }) = answered
     else {
         drop(input);
         if matches!(answered, Answer::Late) {
@@ -143,7 +139,7 @@ pub(crate) async fn start(
         port,
         session,
         master,
-        answered_after,
+        is_behind_proxy: config.has_proxy(),
         asked,
     })
 }
@@ -273,8 +269,8 @@ enum Line {
 
 /// The result of waiting for the receiver's answer.
 enum Answer {
-    /// The receiver's answer, and the time since the login if that is known.
-    Reply(ReceiveReply, Option<Duration>),
+    /// The receiver's answer.
+    Reply(ReceiveReply),
     /// The answer takes too long after the login.
     Late,
     /// The output ended without an answer.
@@ -293,7 +289,6 @@ async fn answer(
         LoginDetection::AlreadyDone => limit(),
         LoginDetection::Reported | LoginDetection::Unknown => None,
     };
-    let mut logged_in = due.map(|_| Instant::now());
     loop {
         let next = next_line(&mut lines, printed);
         let line = match due {
@@ -304,13 +299,8 @@ async fn answer(
             None => next.await?,
         };
         match line {
-            Some(Line::LoggedIn) => {
-                due = limit();
-                logged_in = Some(Instant::now());
-            }
-            Some(Line::Answer(answer)) => {
-                return Ok(Answer::Reply(answer, logged_in.map(|at| at.elapsed())));
-            }
+            Some(Line::LoggedIn) => due = limit(),
+            Some(Line::Answer(answer)) => return Ok(Answer::Reply(answer)),
             None => return Ok(Answer::Ended),
         }
     }

@@ -110,6 +110,32 @@ impl Firewall {
             ip rule add to 10.9.1.2 ipproto tcp dport {port} priority 1 table main"
         ));
     }
+
+    /// Lets packets of UDP pass from now on.
+    fn open_for_udp(&self) {
+        self.near
+            .run("ip rule add to 10.9.1.2 ipproto udp priority 1 table main");
+    }
+
+    /// Lets all packets pass from now on.
+    fn open(&self) {
+        self.near.run("ip rule del priority 2");
+    }
+
+    /// Starts an ssh server on the far host, and moves the site's commands to the near one.
+    fn sshd(&self, site: &mut Site) -> Option<Sshd> {
+        let enter = self.far.words();
+        let place = SshdPlace {
+            enter: &enter,
+            address: "10.9.1.2",
+            ..SshdPlace::default()
+        };
+        let sshd = Sshd::start_at(site, &place)?;
+        self.close_except(sshd.port);
+        self.near.runs(site);
+        paint(site);
+        Some(sshd)
+    }
 }
 
 #[test]
@@ -118,18 +144,9 @@ fn data_goes_through_ssh_where_only_ssh_passes() {
         return;
     };
     let mut site = Site::local();
-    let enter = firewall.far.words();
-    let place = SshdPlace {
-        enter: &enter,
-        address: "10.9.1.2",
-        ..SshdPlace::default()
-    };
-    let Some(sshd) = Sshd::start_at(&site, &place) else {
+    let Some(sshd) = firewall.sshd(&mut site) else {
         return;
     };
-    firewall.close_except(sshd.port);
-    firewall.near.runs(&mut site);
-    paint(&site);
     let target = sshd.at(&site.target());
     let pushed = push(&site, &sshd.command(), &[], &target).outcome();
     let pushed = pushed.expect(0).says(&[
@@ -145,6 +162,30 @@ fn data_goes_through_ssh_where_only_ssh_passes() {
         .expect(10)
         .says(&["if a firewall blocks its port", "--ssh-ports"]);
     assert_no_sockets(&site);
+    let is_remembered = || {
+        let ports = std::fs::read_to_string(site.path("client").join("closed-ports")).unwrap();
+        ports.contains("10.9.1.2:")
+    };
+    assert!(is_remembered());
+    firewall.open();
+    let pushed = push(&site, &sshd.command(), &[], &target).outcome().done();
+    assert_eq!(pushed.summary()["transport"], "tcp");
+    assert!(!is_remembered(), "the port answers again");
+}
+
+#[test]
+fn data_does_not_go_through_ssh_where_quic_passes() {
+    let Some(firewall) = Firewall::new() else {
+        return;
+    };
+    let mut site = Site::local();
+    let Some(sshd) = firewall.sshd(&mut site) else {
+        return;
+    };
+    firewall.open_for_udp();
+    let pushed = push(&site, &sshd.command(), &[], &sshd.at_target(&site)).outcome();
+    assert_eq!(pushed.done().summary()["transport"], "quic");
+    assert_same(&site.source(), &site.target());
 }
 
 #[test]

@@ -1,20 +1,23 @@
 //! The ways to a receiver that ssh started: directly to its port, or through the login.
 //!
-//! The port is faster, because ssh adds a second encryption by one process and a window of its own. It therefore gets a
-//! head start of about the time in which it can answer. If the port refuses, ssh follows immediately. The first way
-//! that leads to the receiver is used. **Invariant:** all connections of a session go the same way.
+//! The port is faster, because ssh adds a second encryption by one process and a window of its own. Since a session
+//! keeps its way, the port gets a head start in which TCP can repeat a lost packet and QUIC can answer where TCP cannot.
+//! It has none if it did not answer recently ([`ClosedPortMemory`]), and a short one if ssh uses a gateway. If the port
+//! cannot be reached, ssh follows immediately. The first way that leads to the receiver is used.
+//!
+//! **Invariant:** all connections of a session go the same way.
 
 use std::io;
-use std::pin::pin;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use zmove_sender::LaneDemand;
-use zmove_transport::{ChannelDialer, DialError, Fingerprint, HostPolicy, Identity};
+use zmove_transport::{ChannelDialer, DialError, Fingerprint, HostPolicy, Identity, Transport};
 
 use super::{ConnectedHost, Connector, LaneEnd, PathRecall};
+use crate::connecting::closed_port::ClosedPortMemory;
 use crate::connecting::location::Login;
 use crate::connecting::path_memory::PathMemory;
 use crate::connecting::settings::ConnectionMethod;
@@ -28,8 +31,8 @@ struct ReceiverAddress {
     key: Fingerprint,
     host: String,
     port: u16,
-    /// Head start of the port over ssh.
-    head_start: Duration,
+    /// Whether ssh reaches the host through a gateway.
+    is_behind_proxy: bool,
 }
 
 impl Connector<'_> {
@@ -46,7 +49,7 @@ impl Connector<'_> {
             port,
             mut session,
             master,
-            answered_after,
+            is_behind_proxy,
             asked,
         } = ssh::start(self.remote, login, self.settings, ReceiverPurpose::Session).await?;
         let receiver = ReceiverAddress {
@@ -54,7 +57,7 @@ impl Connector<'_> {
             key,
             host,
             port,
-            head_start: head_start(answered_after),
+            is_behind_proxy,
         };
         let mut reached = match (self.settings.ssh.method, master) {
             (ConnectionMethod::Ssh, Some(master)) => {
@@ -66,7 +69,9 @@ impl Connector<'_> {
                 return Err(SshError::NoMaster { program }.into());
             }
             (ConnectionMethod::Auto, Some(master)) => {
-                self.connect_either_way(&receiver, master, &mut session, need)
+                let memory = ClosedPortMemory::open(self.home, self.remote, login, &receiver.host);
+                let memory = memory.await;
+                self.connect_either_way(&receiver, master, &mut session, &memory, need)
                     .await?
             }
             (ConnectionMethod::Direct, _) | (ConnectionMethod::Auto, None) => {
@@ -132,33 +137,61 @@ impl Connector<'_> {
         receiver: &ReceiverAddress,
         master: SshMaster,
         session: &mut SshSession,
+        memory: &ClosedPortMemory,
         need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
-        let dialing = OnceLock::new();
-        let failed = Notify::new();
-        let direct = async {
-            let reached = self.connect_directly(receiver, &dialing, need).await;
-            reached.inspect_err(|_| failed.notify_one())
+        let head_start = if memory.is_closed(self.listener) {
+            Duration::ZERO
+        } else if receiver.is_behind_proxy {
+            HEAD_START_BEHIND_PROXY
+        } else {
+            HEAD_START
         };
-        let through_ssh = async {
+        let dialing = OnceLock::new();
+        let unreached = Notify::new();
+        let mut direct = Box::pin(async {
+            let reached = self.connect_directly(receiver, &dialing, need).await;
+            reached.inspect_err(|_| unreached.notify_one())
+        });
+        let mut through_ssh = Box::pin(async {
             tokio::select! {
-                () = failed.notified() => {}
-                () = has_lost_head_start(receiver.head_start, &dialing) => {}
+                () = unreached.notified() => {}
+                () = has_lost_head_start(head_start, &dialing) => {}
             }
-            let reached = self
-                .connect_through(receiver, master, session, need)
-                .await?;
+            self.connect_through(receiver, master, session, need).await
+        });
+        let neither_way = |direct, through_ssh| ConnectError::NeitherWay {
+            host: receiver.host.clone(),
+            direct: Box::new(direct),
+            through_ssh: Box::new(through_ssh),
+        };
+        let reached = tokio::select! {
+            biased;
+            reached = &mut direct => match reached {
+                // Only a port that was not reached is a reason to use ssh.
+                Err(direct) if direct.is_lost() => {
+                    let reached = through_ssh.await;
+                    reached.map_err(|through_ssh| neither_way(direct, through_ssh))
+                }
+                reached => reached,
+            },
+            reached = &mut through_ssh => match reached {
+                Err(through_ssh) => {
+                    let reached = direct.await;
+                    reached.map_err(|direct| neither_way(direct, through_ssh))
+                }
+                reached => reached,
+            },
+        };
+        let reached = reached?;
+        let is_through_ssh = reached.route.transport == Transport::Ssh;
+        if is_through_ssh {
             self.listener.hear(&Notice::ThroughSsh {
                 remote: self.remote,
             });
-            Ok::<_, ConnectError>(reached)
-        };
-        let reached = first_success(Box::pin(direct), Box::pin(through_ssh)).await;
-        reached.map_err(|errors| ConnectError::NeitherWay {
-            host: receiver.host.clone(),
-            direct: Box::new(errors.first),
-            through_ssh: Box::new(errors.second),
-        })
+        }
+        memory.keep(is_through_ssh, self.listener);
+        Ok(reached)
     }
 }
 
@@ -175,40 +208,6 @@ async fn has_lost_head_start(head_start: Duration, dialing: &OnceLock<ChannelDia
     }
 }
 
-/// Returns the head start of the port. The receiver's answer took at least two round trips after the login. A port
-/// accepts a connection after one.
-fn head_start(answered_after: Option<Duration>) -> Duration {
-    answered_after.map_or(HEAD_START_MAX, |time| {
-        time.clamp(HEAD_START_MIN, HEAD_START_MAX)
-    })
-}
-
-/// The errors of two attempts.
-struct BothErrors<E> {
-    first: E,
-    second: E,
-}
-
-/// Returns the result of the first attempt that succeeds, and drops the other one.
-async fn first_success<T, E>(
-    first: impl Future<Output = Result<T, E>>,
-    second: impl Future<Output = Result<T, E>>,
-) -> Result<T, BothErrors<E>> {
-    let mut first = pin!(first);
-    let mut second = pin!(second);
-    tokio::select! {
-        biased;
-        done = &mut first => match done {
-            Ok(done) => Ok(done),
-            Err(first) => second.await.map_err(|second| BothErrors { first, second }),
-        },
-        done = &mut second => match done {
-            Ok(done) => Ok(done),
-            Err(second) => first.await.map_err(|first| BothErrors { first, second }),
-        },
-    }
-}
-
 /// Returns the error of dialing a receiver that ssh started. If the port is closed, the error does not name a daemon.
 fn without_daemon(error: ConnectError) -> ConnectError {
     match error {
@@ -222,49 +221,22 @@ fn without_daemon(error: ConnectError) -> ConnectError {
     }
 }
 
-/// Minimum head start of the port: the time that a busy host needs to accept a connection.
-const HEAD_START_MIN: Duration = Duration::from_millis(200);
-/// Maximum head start of the port: a long round trip, during which no packet is lost.
-const HEAD_START_MAX: Duration = Duration::from_millis(500);
+/// Head start of the port: TCP repeats a lost packet after one second, and QUIC is tried after 1.5 s.
+const HEAD_START: Duration = Duration::from_secs(3);
+/// Head start of the port of a host behind a gateway: a long round trip, during which no packet is lost.
+const HEAD_START_BEHIND_PROXY: Duration = Duration::from_millis(500);
 const HEAD_START_STEPS: u32 = 8;
 /// Maximum time for the handshake at a port that has accepted a connection. After it, ssh is tried as well.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
-
     use super::*;
-
-    #[tokio::test]
-    async fn the_first_success_counts_and_both_errors_are_kept() {
-        let late = async {
-            tokio::task::yield_now().await;
-            Ok::<_, u8>(2)
-        };
-        assert!(matches!(first_success(ready(Err(1)), late).await, Ok(2)));
-        let ready_too = first_success(ready(Ok::<_, u8>(1)), ready(Ok(2)));
-        assert!(matches!(ready_too.await, Ok(1)));
-        assert!(matches!(
-            first_success(pending(), ready(Ok::<_, u8>(2))).await,
-            Ok(2)
-        ));
-        let both = first_success(ready(Err::<u8, _>(1)), ready(Err(2))).await;
-        assert!(matches!(
-            both,
-            Err(BothErrors {
-                first: 1,
-                second: 2
-            })
-        ));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn a_port_that_answers_nothing_delays_ssh_by_its_head_start_only() {
         let began = tokio::time::Instant::now();
-        has_lost_head_start(head_start(Some(Duration::ZERO)), &OnceLock::new()).await;
-        assert_eq!(began.elapsed(), HEAD_START_MIN);
-        assert_eq!(head_start(Some(HEAD_START_MAX * 2)), HEAD_START_MAX);
-        assert_eq!(head_start(None), HEAD_START_MAX);
+        has_lost_head_start(HEAD_START, &OnceLock::new()).await;
+        assert_eq!(began.elapsed(), HEAD_START);
     }
 }

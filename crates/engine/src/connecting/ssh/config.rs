@@ -61,6 +61,12 @@ impl SshConfig {
         self.value("hostname")
     }
 
+    /// Returns whether ssh reaches the host through another host or program.
+    pub(super) fn has_proxy(&self) -> bool {
+        let is_set = |name| self.value(name).is_some_and(|value| value != "none");
+        is_set("proxyjump") || is_set("proxycommand")
+    }
+
     pub(super) fn login_sign(&self) -> LoginDetection {
         let has_own_command =
             self.value("permitlocalcommand") == Some("yes") && self.value("localcommand").is_some();
@@ -209,6 +215,13 @@ mod tests {
         assert_eq!(shared("controlmaster true\ncontrolpath /run/dtn\n"), path);
         assert_eq!(shared("controlmaster false\ncontrolpath /run/dtn\n"), None);
         assert_eq!(shared("controlmaster auto\n"), None);
+    }
+
+    #[test]
+    fn a_gateway_is_seen_in_the_configuration() {
+        assert!(config("hostname dtn\nproxyjump gate\n").has_proxy());
+        assert!(config("hostname dtn\nproxycommand nc %h 22\n").has_proxy());
+        assert!(!config("hostname dtn\nproxycommand none\n").has_proxy());
     }
 
     #[test]
