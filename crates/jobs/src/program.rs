@@ -1,6 +1,7 @@
 //! The executable file of this process, which an upgrade may replace while the process runs.
 
 use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
@@ -21,6 +22,14 @@ pub fn host_name() -> String {
         .nodename()
         .to_string_lossy()
         .into_owned()
+}
+
+/// Returns a hash of the machine ID and the host name. Clones of one image may share the machine ID.
+pub(crate) fn machine_hash() -> u64 {
+    let id = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let mut hasher = DefaultHasher::new();
+    (id, host_name()).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Returns a command that starts the program version of this process.

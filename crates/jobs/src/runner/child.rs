@@ -223,8 +223,8 @@ pub const SUBMITTER_VARIABLES: [&str; 5] =
 /// The variable that makes a job's process end the copy with this id between two other hosts and do nothing else.
 pub const COPY_TO_END: &str = "ZMOVE_JOB_COPY_TO_END";
 
-/// The variable that contains the ID of the job's run, as 32 hexadecimal digits. All attempts of a job have the same
-/// ID.
+/// The variable that contains the ID of the job's run, as 32 hexadecimal digits. All attempts of a job on one
+/// machine have the same ID.
 pub const JOB_RUN: &str = "ZMOVE_JOB_RUN";
 
 /// The size above which a job's log is truncated at the start of an attempt, in bytes.

@@ -13,6 +13,7 @@ use super::waiting::{RETRY_WAIT_MAX_MILLIS, submit_next_run};
 use crate::error::StoreError;
 use crate::job::{JobId, JobWork, TransferTotals, Wish};
 use crate::moment::Moment;
+use crate::program::machine_hash;
 use crate::state::{State, Step};
 
 /// The result of a user's request to hold, resume or cancel a job.
@@ -29,7 +30,8 @@ pub enum RequestResult {
 pub struct Started {
     /// The attempt's number, starting at 1.
     pub attempt: u32,
-    /// ID of the job's run, which all attempts share, as 32 hexadecimal digits.
+    /// ID of the job's run, as 32 hexadecimal digits. All attempts on this machine share it. An attempt on another
+    /// machine, which has a copy of the store, is another run: it must not end this one.
     pub run: String,
     /// The command to execute.
     pub work: JobWork,
@@ -90,19 +92,19 @@ impl Store {
         self.transact(|transaction| {
             transaction.execute(
                 "UPDATE jobs SET attempt = attempt + 1, events_read = 0, started = coalesce(started, ?2),
-                     retry_until = coalesce(retry_until, ?2 + deadline)
+                     run = coalesce(run, lower(hex(randomblob(8)))), retry_until = coalesce(retry_until, ?2 + deadline)
                  WHERE id = ?1",
                 [id.0, now.0],
             )?;
             if let Err(illegal) = apply_step(transaction, id, Step::Start, None, now)? {
                 return Ok(Err(StoreError::Illegal { id, source: illegal }));
             }
-            let sql = "SELECT attempt, arguments, directory, environment, deadline, furthest,
-                           (SELECT store.id FROM store) FROM jobs WHERE id = ?1";
+            let sql = "SELECT attempt, arguments, directory, environment, deadline, furthest, run
+                       FROM jobs WHERE id = ?1";
             let started = transaction.query_row(sql, [id.0], |row| {
                 let work = read_work(row, 1)?;
                 let deadline = Duration::from_millis(unsigned(row.get(4)?));
-                let run = format!("{}{:016x}", row.get::<_, String>(6)?, id.0);
+                let run = format!("{}{:016x}", row.get::<_, String>(6)?, machine_hash());
                 Ok(Started { attempt: row.get(0)?, run, work, deadline, furthest: unsigned(row.get(5)?) })
             });
             Ok(Ok(started?))

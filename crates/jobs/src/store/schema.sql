@@ -30,6 +30,8 @@ CREATE TABLE jobs (
     -- maximum progress of any attempt, in files plus bytes
     furthest INTEGER NOT NULL DEFAULT 0,
     attempt INTEGER NOT NULL DEFAULT 0,
+    -- random part of the run ID, chosen at the first attempt
+    run TEXT,
     -- offset up to which the events of the attempt have been read
     events_read INTEGER NOT NULL DEFAULT 0,
     exit INTEGER,

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::job::{ArgumentList, JobId, JobWork, NewJob, TransferTotals, Wish};
 use crate::moment::Moment;
+use crate::program::machine_hash;
 use crate::state::State;
 
 mod files;
@@ -426,6 +427,27 @@ fn an_ended_job_is_done_again_as_another() {
     let again = site.store.rerun(id, START).unwrap();
     assert!(again > id);
     assert_eq!(site.store.start(again, START).unwrap().work, job("x").work);
+}
+
+#[test]
+fn attempts_share_a_run_and_copies_of_a_store_do_not() {
+    let mut site = site();
+    let id = site.submit(&job("x"));
+    let place = tempfile::tempdir().unwrap();
+    let place = JobsDirectory::open(&place.path().join("jobs")).unwrap();
+    site.store.back_up(&place.database()).unwrap();
+    let mut copied = Store::open(&place).unwrap();
+    let run = |store: &mut Store| store.start(id, START).unwrap().run;
+    let first = run(&mut site.store);
+    assert!(first.len() == 32 && first.ends_with(&format!("{:016x}", machine_hash())));
+    assert_ne!(run(&mut copied), first);
+    let ending = ended(AttemptVerdict::Passing);
+    site.store
+        .record_end(id, 1, &ending, START)
+        .unwrap()
+        .unwrap();
+    site.store.release(later(1)).unwrap();
+    assert_eq!(run(&mut site.store), first);
 }
 
 #[test]
