@@ -13,8 +13,10 @@ use crate::sys;
 /// Returns the system's error.
 pub fn leave_session_keyring() -> io::Result<()> {
     match sys::join_session_keyring() {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
-        left => left,
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+            Err(error)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -25,11 +25,7 @@ pub(crate) fn set_integer(
             INT_BYTES,
         )
     };
-    if outcome == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    checked(outcome).map(drop)
 }
 
 /// Reads an option whose value is a structure. Returns the number of bytes of `room` that the kernel filled.
@@ -51,46 +47,41 @@ pub(crate) fn bytes(
             std::ptr::from_mut(&mut length),
         )
     };
-    if outcome == 0 {
-        Ok(room.len().min(length as usize))
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    checked(outcome)?;
+    Ok(room.len().min(length as usize))
 }
 
-/// Joins a new, empty session keyring.
-pub(crate) fn join_session_keyring() -> io::Result<()> {
+/// Joins a new, empty session keyring. Returns its ID.
+pub(crate) fn join_session_keyring() -> io::Result<i64> {
     let anonymous = std::ptr::null::<libc::c_char>();
     // SAFETY: the null pointer requests a keyring without a name, so the kernel reads no memory.
-    let outcome = unsafe {
+    checked(unsafe {
         libc::syscall(
             libc::SYS_keyctl,
             libc::KEYCTL_JOIN_SESSION_KEYRING,
             anonymous,
         )
-    };
-    if outcome == -1 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    })
 }
 
 /// Returns the ID of the session keyring.
 #[cfg(test)]
 pub(crate) fn session_keyring() -> io::Result<i64> {
     // SAFETY: all arguments are integers.
-    let id = unsafe {
+    checked(unsafe {
         libc::syscall(
             libc::SYS_keyctl,
             libc::KEYCTL_GET_KEYRING_ID,
             libc::KEY_SPEC_SESSION_KEYRING,
             0,
         )
-    };
-    if id == -1 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(id)
+    })
+}
+
+/// Returns the result of a system call, or the system's error if the result is -1.
+fn checked<T: Into<i64>>(outcome: T) -> io::Result<i64> {
+    match outcome.into() {
+        -1 => Err(io::Error::last_os_error()),
+        result => Ok(result),
     }
 }

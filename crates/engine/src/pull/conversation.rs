@@ -130,6 +130,7 @@ impl ControlFilter {
 mod tests {
     use super::*;
     use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
+    use std::time::Duration;
     use zmove_types::NoObserver;
     use zmove_wire::{FoundSoFar, Intent, Open, Relay};
 
@@ -190,8 +191,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let (more, _wanted) = tokio::sync::mpsc::unbounded_channel();
-            let relayed =
-                RelayedEvents::new(Arc::new(NoObserver), None, more, std::time::Duration::ZERO);
+            let relayed = RelayedEvents::new(Arc::new(NoObserver), None, more, Duration::ZERO);
             let sources = RemoteSources::new(vec![b"d/asked".to_vec()], None);
             let (mut host, near) = tokio::io::duplex(1 << 20);
             host.write_all(words).await.unwrap();

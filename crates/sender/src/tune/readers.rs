@@ -4,6 +4,8 @@
 //! faster with more requests in flight. The additional readers are kept if the read rate rises by at least 5 %. The
 //! number shrinks by a quarter if readers are hardly busy.
 
+use std::time::Duration;
+
 use super::attempt::{AttemptBackoff, KnobAttempt, RecentRates};
 use super::{Knob, Tick};
 
@@ -60,10 +62,7 @@ impl ReaderTuner {
         let before = self.wanted;
         if self.hungry_ticks >= HUNGRY_TICKS_MIN && before < self.knob.most {
             self.wanted = (before + before.div_ceil(2)).min(self.knob.most);
-            self.trial = Some((
-                before,
-                KnobAttempt::new(self.recent.mean(), std::time::Duration::ZERO),
-            ));
+            self.trial = Some((before, KnobAttempt::new(self.recent.mean(), Duration::ZERO)));
             self.hungry_ticks = 0;
         } else if self.idle_ticks >= IDLE_TICKS_MIN && before > self.knob.least {
             self.wanted = (before * 3 / 4).max(self.knob.least);

@@ -139,6 +139,7 @@ mod tests {
     use rustix::fs::Dir;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
+    use std::time::Duration;
     use zmove_types::Beginning;
 
     /// A user with write access to the target can give the name of a job to any directory there.
@@ -209,9 +210,7 @@ mod tests {
     #[test]
     fn what_is_left_of_a_job_that_has_ended_is_not_under_way_and_goes() {
         let (home, root) = place();
-        job(&root)
-            .clear(std::time::Duration::ZERO, || false)
-            .unwrap();
+        job(&root).clear(Duration::ZERO, || false).unwrap();
         let refused = SharedJobDirectory::open(&root, JOB, Beginning::UnderWay);
         assert!(
             matches!(refused, Err(SharedJobError::Foreign)),
