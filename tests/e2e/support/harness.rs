@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::fs::IFlags;
 use serde_json::Value;
 use tempfile::TempDir;
+use zmove_disk::{Mount, mounts};
 use zmove_transport::{Access, AuthorizedKeys, Fingerprint, Grant, Identity, KnownHosts};
 
 use crate::support::command::{NOBODY, Outcome, Runner, User, ZMOVE, Zmove};
@@ -530,8 +531,7 @@ fn directory_of_sites() -> &'static Path {
 }
 
 fn is_tmpfs(path: &Path) -> bool {
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
-    rustix::fs::statfs(path).is_ok_and(|status| u64::try_from(status.f_type) == Ok(TMPFS_MAGIC))
+    Mount::containing(&mounts(), path).is_some_and(|mount| mount.kind == "tmpfs")
 }
 
 /// Creates a directory for sites below `directory`.
