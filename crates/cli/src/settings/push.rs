@@ -18,8 +18,8 @@ use zmove_sender::{RemovalGuard, Removals, SenderConfig};
 use zmove_transport::{Fingerprint, TransportChoice};
 use zmove_types::{Escaped, FileNumber, MetadataKinds};
 use zmove_wire::{
-    AfterErrors, Cipher, Compare, Durability, EmptySources, Intent, Open, Overwrite,
-    PreserveOptions, Proof, RemovalOrder, Zeros,
+    AfterErrors, Cipher, Compare, Durability, EmptySources, Intent, Open, PreserveOptions, Proof,
+    RemovalOrder, Zeros,
 };
 
 use super::cluster::Cluster;
@@ -233,7 +233,7 @@ pub(super) fn open_of(args: &PushArgs, location: &Location, open: Open) -> Open 
         },
         delta: is_delta_worthwhile(args, location),
         durability: durability(args.durability),
-        overwrite: overwrite(args),
+        overwrite: args.overwrite(),
         inplace: args.inplace,
         intent: if args.dry_run {
             Intent::Inspect
@@ -491,14 +491,6 @@ fn durability(arg: DurabilityArg) -> Durability {
         DurabilityArg::None => Durability::None,
         DurabilityArg::End => Durability::End,
         DurabilityArg::File => Durability::File,
-    }
-}
-
-fn overwrite(args: &PushArgs) -> Overwrite {
-    match (args.ignore_existing, args.update) {
-        (true, _) => Overwrite::Nothing,
-        (false, true) => Overwrite::Older,
-        (false, false) => Overwrite::Differing,
     }
 }
 

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use zmove_engine::Timeout;
 use zmove_receiver::ListedFiles;
 use zmove_types::RateLimit;
+use zmove_wire::{Open, Overwrite};
 
 use crate::args::habits::{self, Bwlimit};
 use crate::args::help;
@@ -177,10 +178,23 @@ impl PushArgs {
         }
     }
 
-    /// Returns whether an interrupted transfer may be repeated without a person who knows about it. The rule is that of
-    /// `Open::can_be_repeated`.
-    pub(crate) const fn can_be_repeated(&self) -> bool {
-        !(self.inplace && self.update)
+    /// Returns which existing files the transfer may replace.
+    pub(crate) const fn overwrite(&self) -> Overwrite {
+        match (self.ignore_existing, self.update) {
+            (true, _) => Overwrite::Nothing,
+            (false, true) => Overwrite::Older,
+            (false, false) => Overwrite::Differing,
+        }
+    }
+
+    /// Returns whether an interrupted transfer may be repeated without a person who knows about it.
+    pub(crate) fn can_be_repeated(&self) -> bool {
+        let open = Open {
+            inplace: self.inplace,
+            overwrite: self.overwrite(),
+            ..Open::new(Vec::new(), [0; 16])
+        };
+        open.can_be_repeated()
     }
 
     /// Returns the time for which the transfer tries to reconnect after its connections were lost.
