@@ -428,6 +428,8 @@ impl RunningPush<'_> {
         let permission = control::await_opened(greeted, self.run.standing.patience, hear);
         tokio::pin!(permission);
         let mut in_line = false;
+        let mut ticks = tokio::time::interval(LIMIT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let room =
                 self.lanes_early && self.pipeline.lane_set.lanes_up() < usize::from(self.lanes_max);
@@ -461,6 +463,8 @@ impl RunningPush<'_> {
                     // The receiver also closes lanes that connect while the transfer is queued.
                     self.handle_lane(lane, if in_line { 0 } else { self.lanes_max });
                 }
+                // The lanes' threads end soon after the push has entered the queue.
+                _ = ticks.tick(), if in_line => self.pipeline.tidy(),
             }
         }
     }

@@ -135,18 +135,26 @@ impl WatchedLane {
         }
     }
 
-    /// Closes the connection of a lane and keeps the lane's totals, if its thread has ended and no more of its data can
-    /// arrive.
+    /// Closes a lane and keeps its totals, if its thread has ended and no more of its data can arrive.
     fn close_if_arrived(&mut self, last: TcpInfo) {
         let arrived = match self.state {
-            LaneState::Up(_) | LaneState::Closed => false,
+            LaneState::Up(_) | LaneState::Closed => return,
             LaneState::Draining | LaneState::Cut => unacked(&last) == 0,
             LaneState::Lost => true,
         };
-        if !arrived || !self.ended.load(Ordering::Acquire) {
+        if !self.ended.load(Ordering::Acquire) {
             return;
         }
-        self.state = LaneState::Closed;
+        if arrived {
+            self.state = LaneState::Closed;
+        }
+        // The thread of a broken connection may report the loss much later, if the push has entered a queue.
+        if arrived || matches!(self.state, LaneState::Cut) {
+            self.drop_connection(last);
+        }
+    }
+
+    fn drop_connection(&mut self, last: TcpInfo) {
         self.breaker = LaneBreaker::new(|| ());
         if self.probe.read().is_some() {
             // The time since data was last sent grows, so the saved value would soon be wrong.
@@ -353,29 +361,40 @@ pub(crate) fn end_unused(mut sink: Box<dyn LaneSink>) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_lane_that_has_ended_keeps_its_account_but_no_connection() {
+    /// Returns a lane in this state. The connection is closed when nothing else holds the returned value.
+    fn lane(state: LaneState, unacked: u32) -> (WatchedLane, Arc<()>) {
         let connection = Arc::new(());
-        let (breaks, tells) = (Arc::clone(&connection), Arc::clone(&connection));
-        let mut lane = WatchedLane {
+        let breaks = Arc::clone(&connection);
+        let tells = Arc::clone(&connection);
+        let lane = WatchedLane {
             breaker: LaneBreaker::new(move || drop(Arc::clone(&breaks))),
             probe: PathProbe::telling(move || {
                 let _open = &tells;
                 TcpInfo {
                     bytes_acked: Some(7),
+                    bytes_unsent: Some(unacked),
                     ..TcpInfo::default()
                 }
             }),
-            state: LaneState::Draining,
+            state,
             ended: Arc::new(AtomicBool::new(false)),
             pace: LaneThroughput::default(),
         };
-        lane.tidy();
-        assert_eq!(Arc::strong_count(&connection), 3, "it is still sending");
-        lane.ended.store(true, Ordering::Relaxed);
-        lane.tidy();
-        assert_eq!(Arc::strong_count(&connection), 1);
-        assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
+        (lane, connection)
+    }
+
+    #[test]
+    fn a_lane_that_has_ended_keeps_its_account_but_no_connection() {
+        for (state, unacked) in [(LaneState::Draining, 0), (LaneState::Cut, 5)] {
+            let (mut lane, connection) = lane(state, unacked);
+            lane.tidy();
+            assert_eq!(Arc::strong_count(&connection), 3, "its thread is at work");
+            lane.ended.store(true, Ordering::Relaxed);
+            lane.tidy();
+            assert_eq!(Arc::strong_count(&connection), 1);
+            assert_eq!(lane.probe.read().and_then(|info| info.bytes_acked), Some(7));
+            assert_eq!(matches!(lane.state, LaneState::Cut), unacked > 0);
+        }
     }
 
     #[test]
