@@ -252,10 +252,11 @@ impl JetStream {
             let error = match asked.await {
                 Ok(answer) => return Ok(answer),
                 Err(BrokerError::Missing) => match self.restore().await {
-                    Ok(()) => {
+                    Ok(()) if since.elapsed() < patience => {
                         sleep(RESTORED_PAUSE).await;
                         continue;
                     }
+                    Ok(()) => BrokerError::Missing,
                     Err(error) => error,
                 },
                 Err(error) => error,
@@ -264,6 +265,10 @@ impl JetStream {
                 BrokerError::Over => return Err(WorkError::Over),
                 BrokerError::Refused(error) => {
                     let source = error.into();
+                    return Err(WorkError::Queue { operation, source });
+                }
+                BrokerError::Unusable(why) => {
+                    let source = why.into();
                     return Err(WorkError::Queue { operation, source });
                 }
                 BrokerError::Missing => "the broker does not have the job".into(),

@@ -436,3 +436,25 @@ async fn nothing_is_lost_by_a_broker_that_is_killed_again_and_again() {
 /// Number of times that the broker is killed, and the number of items before each kill.
 const KILLS: usize = 5;
 const KILL_EVERY: usize = 200;
+
+/// An earlier version, or an administrator, has created a stream that does not accept the items.
+#[tokio::test]
+async fn a_stream_with_other_subjects_is_named() {
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let client = async_nats::connect(lab.server.url()).await.unwrap();
+    let stream = async_nats::jetstream::stream::Config {
+        name: "zmove".to_owned(),
+        subjects: vec!["zmove.old.*".to_owned()],
+        ..async_nats::jetstream::stream::Config::default()
+    };
+    let context = async_nats::jetstream::new(client);
+    context.create_stream(stream).await.unwrap();
+    let error = lab.open(settings(NodeRole::Head)).await.unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("'zmove.old.*' instead of 'zmove.*'"),
+        "{text}"
+    );
+}

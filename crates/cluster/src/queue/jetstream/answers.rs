@@ -14,6 +14,8 @@ pub(super) enum BrokerError {
     Over,
     /// The broker refused the request.
     Refused(jetstream::Error),
+    /// The broker has an object that does not fit.
+    Unusable(String),
     /// The broker could not be reached or did not answer. A later attempt may succeed.
     Unanswered(Box<dyn Error + Send + Sync>),
 }

@@ -80,6 +80,7 @@ impl JetStream {
             }
             found => found?,
         };
+        self.require_subjects().await?;
         if found.is_none() {
             if *has_made {
                 self.losses.lock().add(self.stored());
@@ -88,6 +89,20 @@ impl JetStream {
         }
         *has_made = true;
         Ok(())
+    }
+
+    /// Checks that the stream accepts the items of jobs. Another program, or an administrator, may have created it.
+    async fn require_subjects(&self) -> Result<(), BrokerError> {
+        let subjects = self.stream.get_info().await?.config.subjects;
+        if subjects.contains(&format!("{STREAM}.*")) {
+            return Ok(());
+        }
+        let has = subjects.join(", ");
+        Err(BrokerError::Unusable(format!(
+            "the stream '{STREAM}' at the broker {} accepts '{has}' instead of '{STREAM}.*'; remove it with 'nats stream \
+             rm {STREAM}' if nobody needs it",
+            self.connection.status.broker
+        )))
     }
 
     async fn make_stream(&self) -> Result<(), BrokerError> {
@@ -186,15 +201,18 @@ impl JetStream {
         is_silent
     }
 
-    /// Returns whether the consumer has an item, taken or not. If no item is taken, the state of the broker changes to
-    /// silent.
+    /// Returns whether the consumer has an item that is taken, or that it delivers. If no item is taken, the state of
+    /// the broker changes to silent.
     async fn has_items(&self, consumer: &str) -> Result<bool, BrokerError> {
         let info = self.stream.consumer_info(consumer).await?;
         if info.num_ack_pending == 0 {
             self.connection
                 .change_state(BrokerState::Ready, BrokerState::Silent);
         }
-        Ok(info.num_ack_pending > 0 || info.num_pending > 0)
+        // A consumer delivers an item as soon as a node asks. If nodes are waiting, it does not have the items that it
+        // counts.
+        let delivers = info.num_pending > 0 && info.num_waiting == 0;
+        Ok(info.num_ack_pending > 0 || delivers)
     }
 
     /// Puts an item into the queue. The broker stores the item only once if it has received the same item within the
