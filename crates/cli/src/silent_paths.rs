@@ -6,75 +6,80 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use zmove_disk::{OwnPaths, RootGuard, Unanswered, access_path};
+use zmove_disk::{SilentRoots, Unanswered, access_path};
 use zmove_jobs::THIS_PROGRAM;
 
 use crate::ownership::close_inherited;
 use crate::value::exit::Exit;
 
-/// The paths that did not answer, with the mount of each.
+/// The paths that did not answer.
 #[derive(Debug, Default)]
-pub(crate) struct SilentPaths(BTreeMap<PathBuf, Unanswered>);
+pub(crate) struct SilentPaths {
+    pub(crate) roots: SilentRoots,
+    /// The child that still waits for them.
+    child: Option<Child>,
+}
 
 impl SilentPaths {
-    /// Accesses all paths at once. Returns those that do not answer within [`ANSWER_MAX`]. If the child cannot run, no
-    /// path counts as silent.
-    pub(crate) fn find<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Self {
+    /// Accesses all paths at once. Returns those that do not answer within [`ANSWER_MAX`]. If the child cannot run,
+    /// calls `warn`, and no path counts as silent.
+    pub(crate) fn find<'a>(
+        paths: impl IntoIterator<Item = &'a PathBuf>,
+        warn: impl FnOnce(String),
+    ) -> Self {
         let mut waiting: BTreeMap<_, _> =
             paths.into_iter().map(|path| (path.clone(), None)).collect();
         if waiting.is_empty() {
             return Self::default();
         }
         let waited = start(waiting.keys()).and_then(|child| wait(child, &mut waiting));
-        if waited.is_err() {
-            return Self::default();
-        }
+        let child = match waited {
+            Ok(child) => child,
+            Err(error) => {
+                warn(format!(
+                    "this command may hang on storage that does not answer: find such storage ('zmove look'): {error}"
+                ));
+                return Self::default();
+            }
+        };
         let silent = waiting.into_iter().map(|(path, last)| {
             let unanswered = Unanswered::at(last.as_deref(), ANSWER_MAX);
             (path, unanswered)
         });
-        Self(silent.collect())
-    }
-
-    /// Checks that a path answered.
-    ///
-    /// # Errors
-    /// Returns an error that names the mount if the path did not answer.
-    pub(crate) fn check(&self, path: &Path) -> io::Result<()> {
-        match self.0.get(path) {
-            Some(unanswered) => Err(io::Error::new(io::ErrorKind::TimedOut, unanswered.clone())),
-            None => Ok(()),
+        Self {
+            roots: silent.collect(),
+            child,
         }
     }
 
     /// Returns a message for each path that did not answer.
-    pub(crate) fn faults(&self) -> impl Iterator<Item = String> {
-        let fault = |(path, unanswered): (&PathBuf, &Unanswered)| {
+    pub(crate) fn faults(&self) -> impl Iterator<Item = impl Display> {
+        let fault = |(path, unanswered): (&Path, &Unanswered)| {
             format!("the root '{}': {unanswered}", path.display())
         };
-        self.0.iter().map(fault)
+        self.roots.iter().map(fault)
     }
 
-    /// Creates the rule for opening roots. The rule looks at the roots `writable`, except at the silent ones. If there
-    /// is a silent one, the rule allows no link at all, because a client could have created any link in it.
-    pub(crate) fn guard(&self, writable: &[PathBuf], own: OwnPaths) -> RootGuard {
-        let answering = writable.iter().filter(|root| !self.0.contains_key(*root));
-        let mut guarded: Vec<_> = answering.cloned().collect();
-        if guarded.len() < writable.len() {
-            guarded.push("/".into());
+    /// Starts a thread that reaps the child, which may take forever. A process that confines itself must call this
+    /// afterwards, because a confinement does not apply to existing threads.
+    pub(crate) fn reap_later(self) {
+        if let Some(mut child) = self.child {
+            let reap = move || drop(child.wait());
+            // Without a thread, the child is reaped after this process ends.
+            drop(thread::Builder::new().stack_size(STACK_BYTES).spawn(reap));
         }
-        RootGuard::new(guarded.into(), own)
     }
 }
 
@@ -90,19 +95,29 @@ fn start<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<Child> {
 }
 
 /// Waits until the child has accessed all paths, or the time limit passes. Removes the paths that answered, and sets
-/// the last entry that was accessed for the other paths.
+/// the last entry that was accessed for the other paths. Returns the child if it still waits.
 ///
 /// # Errors
 /// Returns an error if the child ends too early.
-fn wait(mut child: Child, waiting: &mut BTreeMap<PathBuf, Option<PathBuf>>) -> io::Result<()> {
+fn wait(
+    mut child: Child,
+    waiting: &mut BTreeMap<PathBuf, Option<PathBuf>>,
+) -> io::Result<Option<Child>> {
     let paths: Vec<_> = waiting.keys().cloned().collect();
-    let deadline = Instant::now() + ANSWER_MAX;
+    let deadline = Some(Instant::now() + ANSWER_MAX);
     let mut unread = Vec::new();
     let mut output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    while !waiting.is_empty() && read_more(&mut output, &mut unread, deadline)? {
-        while let Some(end) = unread.iter().position(|byte| *byte == 0) {
-            let record: Vec<_> = unread.drain(..=end).collect();
-            let Some((path, entry)) = parse(&record[..end], &paths) else {
+    loop {
+        match read_more(&mut output, &mut unread, deadline) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                let status = child.wait()?;
+                return Err(io::Error::new(error.kind(), format!("{error} ({status})")));
+            }
+        }
+        for record in take_records(&mut unread) {
+            let Some((path, entry)) = parse(&record, &paths) else {
                 continue;
             };
             if entry.is_empty() {
@@ -111,15 +126,14 @@ fn wait(mut child: Child, waiting: &mut BTreeMap<PathBuf, Option<PathBuf>>) -> i
                 *last = Some(PathBuf::from(entry));
             }
         }
+        if waiting.is_empty() {
+            // The child ends on its own.
+            let _status = child.wait();
+            return Ok(None);
+        }
     }
-    if waiting.is_empty() {
-        // The child ends on its own.
-        let _status = child.wait();
-    } else {
-        // The child may never end, so it is not reaped.
-        let _killed = child.kill();
-    }
-    Ok(())
+    let _killed = child.kill();
+    Ok(Some(child))
 }
 
 /// Reads output of the child. Returns false if none arrives until the deadline.
@@ -129,11 +143,12 @@ fn wait(mut child: Child, waiting: &mut BTreeMap<PathBuf, Option<PathBuf>>) -> i
 fn read_more(
     output: &mut ChildStdout,
     unread: &mut Vec<u8>,
-    deadline: Instant,
+    deadline: Option<Instant>,
 ) -> io::Result<bool> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).map_err(io::Error::other)?;
-    match poll(&mut [PollFd::new(output, PollFlags::IN)], Some(&left)) {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let left = left.map(Timespec::try_from).transpose();
+    let left = left.map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(output, PollFlags::IN)], left.as_ref()) {
         Ok(0) => return Ok(false),
         Err(Errno::INTR) => return Ok(true),
         ready => ready?,
@@ -145,6 +160,16 @@ fn read_more(
     }
     unread.extend_from_slice(&room[..bytes]);
     Ok(true)
+}
+
+/// Removes the complete records from the output.
+fn take_records(unread: &mut Vec<u8>) -> Vec<Vec<u8>> {
+    let mut records: Vec<_> = unread
+        .split(|byte| *byte == 0)
+        .map(<[u8]>::to_vec)
+        .collect();
+    *unread = records.pop().unwrap_or_default();
+    records
 }
 
 /// Parses `NUMBER ENTRY`. The entry is empty after the access to the path with that number.
@@ -161,22 +186,52 @@ fn parse<'a>(record: &'a [u8], paths: &'a [PathBuf]) -> Option<(&'a Path, &'a Os
 /// Returns an error if the descriptors of the parent cannot be closed.
 pub(crate) fn look(paths: Vec<PathBuf>) -> Result<Exit> {
     close_inherited(0)?;
-    let mut threads = Vec::new();
-    for (number, path) in paths.into_iter().enumerate() {
-        let path: Arc<Path> = path.into();
-        let also = Arc::clone(&path);
+    let spawn = |work: Work| {
         let thread = thread::Builder::new().stack_size(STACK_BYTES);
-        match thread.spawn(move || access(number, &also)) {
-            Ok(thread) => threads.push(thread),
-            // No more threads are allowed.
-            Err(_) => access(number, &path),
-        }
-    }
-    for thread in threads {
-        let _panicked = thread.join();
-    }
+        thread.spawn(work).map(drop)
+    };
+    access_all(paths, access, spawn);
     Ok(Exit::Done)
 }
+
+/// Accesses each path in a thread. If no more threads are allowed, waits until one has ended. Only if there is none at
+/// all, this thread accesses a path.
+fn access_all(
+    paths: Vec<PathBuf>,
+    access: fn(usize, &Path),
+    mut spawn: impl FnMut(Work) -> io::Result<()>,
+) {
+    let (end, ended) = mpsc::channel();
+    let mut running = 0_usize;
+    for (number, path) in paths.into_iter().enumerate() {
+        let path: Arc<Path> = path.into();
+        loop {
+            let path = Arc::clone(&path);
+            let also = Arc::clone(&path);
+            let end = end.clone();
+            let work = Box::new(move || {
+                access(number, &also);
+                // The receiver is this function, which waits for all threads.
+                let _sent = end.send(());
+            });
+            if spawn(work).is_ok() {
+                running += 1;
+                break;
+            }
+            if running == 0 {
+                access(number, &path);
+                break;
+            }
+            let _ended = ended.recv();
+            running -= 1;
+        }
+    }
+    for _ in 0..running {
+        let _ended = ended.recv();
+    }
+}
+
+type Work = Box<dyn FnOnce() + Send>;
 
 fn access(number: usize, path: &Path) {
     // An error is also an answer. The parent gets the same error when it uses the path.
@@ -200,23 +255,37 @@ const READ_BYTES: usize = 16 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
+    /// Only one thread is allowed at a time.
     #[test]
-    fn no_link_is_followed_while_a_writable_root_is_silent() {
-        let home = tempfile::tempdir().unwrap();
-        let at = |name: &str| home.path().canonicalize().unwrap().join(name);
-        std::fs::create_dir(at("root")).unwrap();
-        std::fs::create_dir(at("writable")).unwrap();
-        symlink("root", at("link")).unwrap();
-        let opens = |silent: &SilentPaths, root: &str| {
-            let guard = silent.guard(&[at("writable")], OwnPaths::default());
-            guard.open(&at(root)).is_ok()
+    fn a_path_without_a_thread_waits_for_another_thread() {
+        static SEEN: Mutex<Vec<(usize, thread::ThreadId)>> = Mutex::new(Vec::new());
+        static BUSY: AtomicBool = AtomicBool::new(false);
+        let access: fn(usize, &Path) = |number, _| {
+            SEEN.lock().unwrap().push((number, thread::current().id()));
+            BUSY.store(false, Ordering::Relaxed);
         };
-        let none = SilentPaths::default();
-        assert!(opens(&none, "root") && opens(&none, "link"));
-        let silent = BTreeMap::from([(at("writable"), Unanswered::at(None, ANSWER_MAX))]);
-        let silent = SilentPaths(silent);
-        assert!(opens(&silent, "root") && !opens(&silent, "link"));
+        let refused = || Err(io::ErrorKind::WouldBlock.into());
+        let spawn = |work: Work| {
+            if BUSY.swap(true, Ordering::Relaxed) {
+                return refused();
+            }
+            thread::spawn(work);
+            Ok(())
+        };
+        let here = thread::current().id();
+        let seen = || std::mem::take(&mut *SEEN.lock().unwrap());
+        access_all(vec!["/a".into(), "/b".into(), "/c".into()], access, spawn);
+        let seen_first = seen();
+        assert!(seen_first.iter().map(|(number, _)| *number).eq(0..3));
+        assert!(seen_first.iter().all(|(_, thread)| *thread != here));
+        access_all(vec!["/d".into()], access, |_| refused());
+        assert_eq!(
+            seen(),
+            [(0, here)],
+            "without any thread, nothing is skipped"
+        );
     }
 }

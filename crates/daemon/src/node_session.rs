@@ -79,7 +79,7 @@ impl Grants for NodeSession {
 mod tests {
     use super::*;
     use crate::access::node_grant::{AHEAD_SECS_MAX, VALID_SECS_MAX};
-    use zmove_disk::OwnPaths;
+    use zmove_disk::RootGuard;
     use zmove_receiver::Limits;
     use zmove_transport::{Access, AuthorizedKeys, Grant, Identity, KeyList};
     use zmove_types::{Beginning, Name, SharedJobId};
@@ -140,7 +140,7 @@ mod tests {
             AuthorizedKeys::allow(home.path(), grant).unwrap();
             let authorizer = Arc::new(Authorizer::Listed(
                 KeyList::new(home.path().to_owned()),
-                OwnPaths::default(),
+                RootGuard::default(),
             ));
             Self {
                 home,

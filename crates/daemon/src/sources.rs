@@ -257,7 +257,7 @@ impl Search<'_> {
                 path: root,
             };
             Refusal::new(
-                RefusalCode::Target,
+                RefusalCode::of_target(&error),
                 format!("open root '{}': {cause}", Escaped::path(root)),
             )
         })?;

@@ -41,7 +41,7 @@ pub use opening::by_name::{
 pub use opening::dead_mount::{PathCause, is_file_system_gone};
 pub use opening::proc::{Mount, boot_id, is_mount_point, mounts, unescape_mountinfo};
 pub use opening::region::Region;
-pub use opening::tree::roots::{OwnPaths, RootGuard, Roots};
+pub use opening::tree::roots::{OwnPaths, RootGuard, Roots, SilentRoots};
 pub use opening::tree::trusted_path::path_parts;
 pub use opening::tree::{DirectoryModes, Tree, open_beneath};
 pub use opening::unanswered::{Unanswered, access_path};

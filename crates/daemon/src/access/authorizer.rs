@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use zmove_disk::{OwnPaths, RootGuard, Roots};
+use zmove_disk::{RootGuard, Roots};
 use zmove_transport::{AuthorizedKeysError, Claim, Denial, Fingerprint, Grant, KeyList};
 
 use zmove_receiver::{LeaderPermission, OwnerPermission, Rights, SetIds, WriteAccess};
@@ -17,9 +17,9 @@ use crate::transfers::PeerInfo;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Authorizer {
-    /// The keys in a list. Each connection checks the list for changes, so a new key is accepted immediately. The
-    /// second field holds the daemon's own files, which no key may access.
-    Listed(KeyList, OwnPaths),
+    /// The keys in a list, and the rule for opening their roots. Each connection checks the list for changes, so a new
+    /// key is accepted immediately.
+    Listed(KeyList, RootGuard),
     /// A single key, with all rights of this process. It is the key of the user who started the process.
     Only(Fingerprint),
 }
@@ -65,9 +65,9 @@ impl Authorizer {
     ) -> Result<Result<Authorized, Denial>, Arc<AuthorizedKeysError>> {
         let key = claim.key;
         match self {
-            Self::Listed(list, own) => {
+            Self::Listed(list, guard) => {
                 let keys = list.current()?;
-                let guard = RootGuard::new(keys.writable_roots(), own.clone());
+                let guard = guard.for_writable(keys.writable_roots());
                 Ok(keys
                     .authorize(claim, SystemTime::now())
                     .map(|grant| Authorized::listed(grant, key, &guard)))

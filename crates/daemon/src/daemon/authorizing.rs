@@ -108,7 +108,7 @@ mod tests {
     use std::time::Duration;
 
     use tokio::io::AsyncWriteExt as _;
-    use zmove_disk::OwnPaths;
+    use zmove_disk::RootGuard;
     use zmove_receiver::ReceiverConfig;
     use zmove_transport::{
         Access, AuthorizedKeys, ChannelDialer, DialOptions, Grant, HostPolicy, Identity, KeyList,
@@ -138,7 +138,7 @@ mod tests {
         let listener = Listener::bind(any, &server, TransportChoice::Tcp, &socket);
         let listener = listener.await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let authorizer = Authorizer::Listed(KeyList::new(home.to_owned()), OwnPaths::default());
+        let authorizer = Authorizer::Listed(KeyList::new(home.to_owned()), RootGuard::default());
         let daemon = Daemon::new(listener, authorizer, ReceiverConfig::default(), |_event| {});
         let shared = Arc::clone(&daemon.shared);
         let proving = tokio::spawn({

@@ -46,7 +46,7 @@ impl fmt::Display for Unanswered {
 impl Error for Unanswered {}
 
 /// Accesses each entry on a path and the directory at its end. Reports each entry, as a path without links, before the
-/// access.
+/// access. Does not follow links of other users.
 ///
 /// # Errors
 /// Returns the system's error, which is also an answer.
@@ -59,7 +59,7 @@ pub fn access_path(path: &Path, mut report: impl FnMut(&Path)) -> io::Result<()>
                 report(&directory.join(name));
             }
         },
-        |_| Ok(()),
+        |link| link.check_owner(),
     )?;
     let opened = open_listable_or_drop_box(|flags| open_at(&reached, ".", flags))?;
     rustix::fs::fstatvfs(opened)?;

@@ -448,13 +448,14 @@ fn locate(
 
 fn open_root(roots: &Roots, root: &Path) -> Result<Tree, Refusal> {
     roots.open(root).map_err(|error| {
-        let denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
-        let by_mode = rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_err();
-        let remedy = if denied && !by_mode {
-            CONFINED
-        } else {
-            remedy(&error)
-        };
+        // A root that does not answer must not be accessed again.
+        let is_denied = Errno::from_io_error(&error) == Some(Errno::ACCESS);
+        let remedy =
+            if is_denied && rustix::fs::access(root, Access::READ_OK | Access::EXEC_OK).is_ok() {
+                CONFINED
+            } else {
+                remedy(&error)
+            };
         refusal_with("open root", root, &error, remedy)
     })
 }
@@ -655,7 +656,7 @@ fn refusal_with(operation: &str, path: &Path, error: &io::Error, remedy: &str) -
         }
         _ => format!("{operation} '{path}': {error}{remedy}"),
     };
-    Refusal::new(RefusalCode::Target, text)
+    Refusal::new(RefusalCode::of_target(error), text)
 }
 
 /// Returns the remedy for an error, for the text of a refusal.

@@ -186,10 +186,21 @@ pub enum RefusalCode {
     Stopping,
     /// A connection of a running transfer was lost. A retry may succeed.
     Broken,
-    /// The receiver has no capacity, not even in its queue. The sender should retry.
+    /// The receiver has no capacity, not even in its queue, or its storage does not answer. The sender should retry.
     Full,
     /// The shared job is not running at this target, and the opening does not permit to begin it.
     NotUnderWay,
+}
+
+impl RefusalCode {
+    /// Returns the code for a root or target that cannot be opened. Storage that does not answer may answer later.
+    #[must_use]
+    pub fn of_target(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::Full,
+            _ => Self::Target,
+        }
+    }
 }
 
 impl FaultCode {

@@ -125,10 +125,12 @@ fn grant(args: GrantArgs, before: &AuthorizedKeys, home: &Path) -> Result<Grant>
     let roots = absolute(&args.roots)?;
     let read_roots = absolute(&args.read_roots)?;
     let writable = before.writable_roots();
-    let silent = SilentPaths::find(roots.iter().chain(&read_roots).chain(&*writable));
-    let guard = silent.guard(&writable, settings::usual_own_paths(home));
+    let every_root = roots.iter().chain(&read_roots).chain(&*writable);
+    let silent = SilentPaths::find(every_root, terminal::warn);
+    let own = settings::usual_own_paths(home);
+    let guard = RootGuard::new(writable, own).without(silent.roots);
     let resolved = |roots: Vec<PathBuf>| {
-        let roots = roots.iter().map(|root| resolve(root, &silent, &guard));
+        let roots = roots.iter().map(|root| resolve(root, &guard));
         roots.collect::<Result<Vec<_>>>()
     };
     let roots = resolved(roots)?;
@@ -163,9 +165,9 @@ fn absolute(roots: &[PathBuf]) -> Result<Vec<PathBuf>> {
 
 /// Resolves the symbolic links of a root when the user allows it. A later change of a link must not change the
 /// directory that was allowed.
-fn resolve(root: &Path, silent: &SilentPaths, guard: &RootGuard) -> Result<PathBuf> {
+fn resolve(root: &Path, guard: &RootGuard) -> Result<PathBuf> {
     let is_none = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotADirectory;
-    match silent.check(root).and_then(|()| guard.resolve(root)) {
+    match guard.resolve(root) {
         Err(error) if is_none(&error) => Err(usage_error(format!(
             "root '{}' is not a directory: name the directory that the key may use",
             root.display()

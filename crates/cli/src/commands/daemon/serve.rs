@@ -36,7 +36,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use zmove_daemon::{Authorizer, Copies, Daemon, Limits};
-use zmove_disk::{ThreadCountCache, cores};
+use zmove_disk::{RootGuard, ThreadCountCache, cores};
 use zmove_jobs::bind_socket;
 use zmove_receiver::ReceiverConfig;
 use zmove_tools::sweep::measure_target;
@@ -189,23 +189,21 @@ fn begin(
     }
     // A root that does not answer must not keep the daemon from serving the others.
     let silent = if user.is_some() || config.confine != ConfineArg::Off {
-        SilentPaths::find(keys.grants().iter().flat_map(Grant::every_root))
+        let roots = keys.grants().iter().flat_map(Grant::every_root);
+        SilentPaths::find(roots, log::warning)
     } else {
         SilentPaths::default()
     };
     silent.faults().for_each(log::warning);
     if let Some(user) = user {
-        privileges::warn_of_closed_roots(user, &keys, &silent);
+        privileges::warn_of_closed_roots(user, &keys, &silent.roots);
     }
-    confinement::confine(
-        config.confine,
-        &own,
-        &keys,
-        &silent,
-        config.log.file.as_deref(),
-    )?;
+    let log = config.log.file.as_deref();
+    let closed = confinement::confine(config.confine, &own, &keys, &silent.roots, log)?;
+    silent.reap_later();
+    let guard = RootGuard::new(Arc::default(), own.own_paths(log)).without(closed);
     let runtime = runtime::build(&mut Builder::new_multi_thread(), cores())?;
-    let all_ended = runtime.block_on(serve(args, file, config, &identity, bound, own))?;
+    let all_ended = runtime.block_on(serve(args, file, config, &identity, bound, own, guard))?;
     if all_ended {
         runtime.shutdown_background();
     } else {
@@ -238,8 +236,8 @@ async fn serve(
     identity: &Identity,
     bound: Bound,
     own: DaemonPaths,
+    guard: RootGuard,
 ) -> Result<bool> {
-    let own_paths = own.own_paths(config.log.file.as_deref());
     let DaemonPaths { home, journals, .. } = own;
     let listener = Listener::on(bound.senders, identity, &SocketConfig::default())?;
     let address = listener
@@ -250,7 +248,7 @@ async fn serve(
     let counts = Counts::default();
     let counted = counts.clone();
     let log_limit = log::LogRateLimit::default();
-    let authorizer = Authorizer::Listed(KeyList::new(home.clone()), own_paths);
+    let authorizer = Authorizer::Listed(KeyList::new(home.clone()), guard.with_threads());
     let daemon = Daemon::new(
         listener,
         authorizer,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::copies::Copies;
-use zmove_disk::OwnPaths;
+use zmove_disk::RootGuard;
 use zmove_transport::{Access, AuthorizedKeys, Grant, KeyList};
 use zmove_types::ByteCount;
 
@@ -29,7 +29,7 @@ fn a_session_is_booked_on_the_client_of_its_grant_and_keeps_its_rate() {
     }
     let authorizer = Arc::new(Authorizer::Listed(
         KeyList::new(home.to_owned()),
-        OwnPaths::default(),
+        RootGuard::default(),
     ));
     let open = Open::new(b"in".to_vec(), [0; 16]);
     let give = |key| {

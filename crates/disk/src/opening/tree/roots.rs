@@ -3,17 +3,22 @@
 //! **Invariant:** opening a root never follows a symbolic link that is inside a root to which a client may write. Such
 //! a client could have created the link with the rights of this process, and could use it to redirect this process to
 //! any directory. Directories are compared by device and inode, so the rule also covers bind mounts of a root or of a
-//! directory in it.
+//! directory in it. If such a root does not answer and its directory is unknown, no link is followed at all.
+
+mod silent;
 
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{CWD, FileType};
 use zmove_types::FileNumber;
 
+use self::silent::RootLooks;
+pub use self::silent::SilentRoots;
 use super::trusted_path::{self, PathLink, path_of};
 use super::{Tree, open_listable_or_drop_box};
 use crate::metadata::entry::{number_at, number_of};
@@ -33,7 +38,14 @@ pub struct RootGuard {
     /// The roots to which any client may write.
     writable: Arc<[PathBuf]>,
     own: OwnPaths,
+    /// Roots that stay closed.
+    silent: SilentRoots,
+    /// The threads that look at the writable roots. `None` if this process looks without a thread and may hang.
+    looks: Option<RootLooks>,
 }
+
+/// The rule for following a link.
+type MayFollow = Arc<dyn Fn(&PathLink<'_>) -> io::Result<()> + Send + Sync>;
 
 /// The daemon's own files and directories, which no client may access.
 #[derive(Clone, Debug, Default)]
@@ -47,8 +59,9 @@ struct OwnPath {
 }
 
 /// A root to which a client may write.
-struct WritableRoot<'a> {
-    path: &'a Path,
+#[derive(Debug)]
+struct WritableRoot {
+    path: PathBuf,
     number: FileNumber,
 }
 
@@ -83,10 +96,38 @@ impl From<Vec<PathBuf>> for Roots {
 }
 
 impl RootGuard {
-    /// Creates the rule for a daemon whose clients may write to the roots `writable`.
+    /// Creates the rule for a process without other threads. Clients may write to the roots `writable`.
     #[must_use]
-    pub const fn new(writable: Arc<[PathBuf]>, own: OwnPaths) -> Self {
-        Self { writable, own }
+    pub fn new(writable: Arc<[PathBuf]>, own: OwnPaths) -> Self {
+        Self {
+            writable,
+            own,
+            ..Self::default()
+        }
+    }
+
+    /// Keeps these roots closed. The process never accesses them.
+    #[must_use]
+    pub fn without(self, silent: SilentRoots) -> Self {
+        Self { silent, ..self }
+    }
+
+    /// Looks at client-writable roots in threads, so that a root that does not answer blocks no other root.
+    #[must_use]
+    pub fn with_threads(self) -> Self {
+        Self {
+            looks: Some(RootLooks::default()),
+            ..self
+        }
+    }
+
+    /// Returns this rule for other client-writable roots. Both rules share their threads.
+    #[must_use]
+    pub fn for_writable(&self, writable: Arc<[PathBuf]>) -> Self {
+        Self {
+            writable,
+            ..self.clone()
+        }
     }
 
     /// Opens a root.
@@ -115,10 +156,15 @@ impl RootGuard {
     }
 
     fn walk(&self, root: &Path) -> io::Result<OwnedFd> {
+        self.silent.check(root)?;
         let mut writable = None;
         let reached = trusted_path::walk(root, |link| {
             link.check_owner()?;
-            check_link(writable.get_or_insert_with(|| self.open_writable()), link)
+            let writable = match &mut writable {
+                Some(writable) => writable,
+                none => none.insert(self.find_writable()?),
+            };
+            check_link(writable, link)
         })?;
         self.own.check_root(number_of(&reached)?)?;
         Ok(reached)
@@ -129,26 +175,40 @@ impl RootGuard {
     /// If the path of a root contains a client's link, that client chooses the root's directory. So roots without links
     /// in their paths are resolved first. Then the other roots are resolved, and links inside the first roots are not
     /// followed.
-    fn open_writable(&self) -> Vec<WritableRoot<'_>> {
-        let without_links = self.open_allowed(|_| Err(io::ErrorKind::PermissionDenied.into()));
-        self.open_allowed(|link| {
+    fn find_writable(&self) -> io::Result<Vec<WritableRoot>> {
+        let is_silent = |root: &&PathBuf| self.silent.check(root).is_err();
+        if let Some(root) = self.writable.iter().find(is_silent) {
+            return Err(silent::silent(root, ANSWER_MAX));
+        }
+        let without_links =
+            self.number_all(Arc::new(|_| Err(io::ErrorKind::PermissionDenied.into())))?;
+        self.number_all(Arc::new(move |link| {
             link.check_owner()?;
             check_link(&without_links, link)
-        })
+        }))
     }
 
-    fn open_allowed(
-        &self,
-        may_follow: impl Fn(&PathLink<'_>) -> io::Result<()>,
-    ) -> Vec<WritableRoot<'_>> {
-        let reached = self.writable.iter().filter_map(|path| {
-            let opened = trusted_path::walk(path, &may_follow).ok()?;
-            let number = number_of(&opened).ok()?;
-            Some(WritableRoot { path, number })
+    fn number_all(&self, may_follow: MayFollow) -> io::Result<Vec<WritableRoot>> {
+        let number = move |root: &Path| {
+            let opened = trusted_path::walk(root, &*may_follow).ok()?;
+            number_of(&opened).ok()
+        };
+        if let Some(looks) = &self.looks {
+            return looks.look(&self.writable, ANSWER_MAX, number);
+        }
+        let found = self.writable.iter().filter_map(|root| {
+            let number = number(root)?;
+            Some(WritableRoot {
+                path: root.clone(),
+                number,
+            })
         });
-        reached.collect()
+        Ok(found.collect())
     }
 }
+
+/// Maximum time for the access to a client-writable root before it counts as silent.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl OwnPaths {
     /// Locates the daemon's own files and directories. They need not exist.
@@ -199,14 +259,14 @@ impl OwnPath {
 }
 
 /// Refuses a link that is inside one of the roots.
-fn check_link(roots: &[WritableRoot<'_>], link: &PathLink<'_>) -> io::Result<()> {
+fn check_link(roots: &[WritableRoot], link: &PathLink<'_>) -> io::Result<()> {
     if roots.is_empty() {
         return Ok(());
     }
     let around = AncestorDirectories::of(link.directory)?;
     match roots.iter().find(|root| around.has(root.number)) {
         None => Ok(()),
-        Some(root) => Err(link_refused(root.path, &around.path.join(link.name))),
+        Some(root) => Err(link_refused(&root.path, &around.path.join(link.name))),
     }
 }
 
@@ -267,6 +327,7 @@ fn paths_of(mounts: &[u8], mount: &Mount, path: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::opening::unanswered::Unanswered;
     use std::os::unix::fs::symlink;
 
     /// Creates `data` and `data/in`, to which clients may write, as well as `secret` and `outside`.
@@ -350,6 +411,24 @@ mod tests {
         }
         let error = guard.resolve(&at("link/data")).unwrap_err().to_string();
         assert!(error.contains("belongs to user 65534"), "{error}");
+    }
+
+    /// A client may have created any link in the root that does not answer.
+    #[test]
+    fn no_link_is_followed_while_a_writable_root_is_silent() {
+        let (home, guard) = yard();
+        let at = |name: &str| home.path().canonicalize().unwrap().join(name);
+        symlink(at("secret"), at("link")).unwrap();
+        assert!(guard.open(&at("link")).is_ok());
+        let silent = Unanswered::at(None, ANSWER_MAX);
+        let guard = guard
+            .for_writable(Arc::from([at("data")]))
+            .without([(at("data"), silent)].into_iter().collect());
+        for root in ["link", "data"] {
+            let error = guard.open(&at(root)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{root}: {error}");
+        }
+        guard.open(&at("secret")).unwrap();
     }
 
     /// Two different paths lead to the same directory.

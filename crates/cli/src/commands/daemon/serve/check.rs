@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
-use zmove_disk::OwnPaths;
+use zmove_disk::{OwnPaths, RootGuard};
 use zmove_transport::{AuthorizedKeys, Grant, Identity};
 
 use super::privileges::DaemonPaths;
@@ -98,13 +98,12 @@ pub(crate) fn faults_of_roots(
     own: OwnPaths,
 ) -> Vec<String> {
     let roots = keys.grants().iter().flat_map(Grant::every_root);
-    let silent = SilentPaths::find(roots.chain(&*writable));
-    let guard = silent.guard(&writable, own);
+    let silent = SilentPaths::find(roots.chain(&*writable), terminal::warn);
+    let guard = RootGuard::new(writable, own).without(silent.roots);
     let mut faults = Vec::new();
     for grant in keys.grants() {
         for root in grant.every_root() {
-            let opened = silent.check(root).and_then(|()| guard.open(root));
-            if let Err(error) = opened {
+            if let Err(error) = guard.open(root) {
                 let root = root.display();
                 faults.push(format!("the root '{root}' of {}: {error}", grant.name));
             }

@@ -16,14 +16,13 @@ use landlock::{
     PathBeneath, PathFd, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
     RulesetError, Scope, make_bitflags,
 };
-use zmove_disk::Tree;
+use zmove_disk::{RootGuard, SilentRoots, Tree};
 use zmove_engine::Remote;
 use zmove_transport::{AuthorizedKeys, Holder};
 
 use super::privileges::DaemonPaths;
 use crate::args::ConfineArg;
 use crate::display::log;
-use crate::silent_paths::SilentPaths;
 
 const NEEDED: &str = "confine this process (--confine needs Landlock, in Linux 6.2 or later)";
 /// The first Landlock version that controls truncation, in Linux 6.2.
@@ -43,7 +42,8 @@ const SYSTEM: [&str; 3] = ["/proc", "/sys/fs/cgroup", "/sys/devices/system/cpu"]
 /// The directory of the files of user and group names. The daemon reads it if a grant permits setting owners.
 const ACCOUNTS: [&str; 1] = ["/etc"];
 
-/// Confines this process and all threads that it starts to its files and to the roots of `keys` that answer.
+/// Confines this process and all threads that it starts to its files and to the roots of `keys`, except those in
+/// `silent`. Returns the roots that this process must not open because of that.
 ///
 /// # Errors
 /// Returns an error if the kernel cannot confine the process and the user requires confinement.
@@ -51,22 +51,23 @@ pub(super) fn confine(
     when: ConfineArg,
     own: &DaemonPaths,
     keys: &AuthorizedKeys,
-    silent: &SilentPaths,
+    silent: &SilentRoots,
     log: Option<&Path>,
-) -> Result<()> {
+) -> Result<SilentRoots> {
     if when == ConfineArg::Off {
-        return Ok(());
+        return Ok(SilentRoots::default());
     }
     match enforce(own, keys, silent, log) {
         Ok(()) => {
-            log::note("confined to its roots by Landlock: restart the daemon to use a new root")
+            log::note("confined to its roots by Landlock: restart the daemon to use a new root");
+            Ok(silent.clone())
         }
         Err(error) if when == ConfineArg::Auto => {
-            log::note(format_args!("not confined to its roots: {error}"))
+            log::note(format_args!("not confined to its roots: {error}"));
+            Ok(SilentRoots::default())
         }
-        Err(error) => return Err(error).context(NEEDED),
+        Err(error) => Err(error).context(NEEDED),
     }
-    Ok(())
 }
 
 /// Checks that the kernel can confine a process.
@@ -94,7 +95,7 @@ fn rules() -> Result<RulesetCreated, RulesetError> {
 fn enforce(
     own: &DaemonPaths,
     keys: &AuthorizedKeys,
-    silent: &SilentPaths,
+    silent: &SilentRoots,
     log: Option<&Path>,
 ) -> Result<(), RulesetError> {
     let mut rules = rules()?;
@@ -122,9 +123,8 @@ fn enforce(
     for directory in read(own, keys) {
         rules = allow(rules, &directory, PathFd::new(&directory), READ)?;
     }
-    let guard = silent.guard(&keys.writable_roots(), own.own_paths(log));
     // A root is opened in the same way as by a push.
-    let open = |root: &Path| silent.check(root).and_then(|()| guard.open(root));
+    let guard = RootGuard::new(keys.writable_roots(), own.own_paths(log)).without(silent.clone());
     for (grant, root) in keys
         .grants()
         .iter()
@@ -135,11 +135,11 @@ fn enforce(
             (true, false) => WRITE,
             (true, true) => WRITE | OWN,
         };
-        let opened = open(root);
+        let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), access)?;
     }
     for root in keys.grants().iter().flat_map(|grant| &grant.read_roots) {
-        let opened = open(root);
+        let opened = guard.open(root);
         rules = allow(rules, root, opened.as_ref().map(Tree::fd), READ)?;
     }
     rules.restrict_self().map(drop)

@@ -11,14 +11,13 @@ use anyhow::{Context, Result};
 use nix::unistd::{Uid, User};
 use rustix::fs::Access;
 use rustix::io::Errno;
-use zmove_disk::OwnPaths;
+use zmove_disk::{OwnPaths, SilentRoots};
 use zmove_transport::AuthorizedKeys;
 
 use crate::display::log;
 use crate::display::terminal::quoted;
 use crate::ownership::{self, Control};
 use crate::settings;
-use crate::silent_paths::SilentPaths;
 use crate::value::exit::{Exit, failure, usage_error};
 
 /// Looks up a user by name. The user must not be root.
@@ -191,7 +190,7 @@ const STATE: &str = "the state of a daemon";
 const READ: Access = Access::READ_OK.union(Access::EXEC_OK);
 
 /// Warns about roots to which the user cannot write, except roots that do not answer.
-pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys, silent: &SilentPaths) {
+pub(super) fn warn_of_closed_roots(user: &User, keys: &AuthorizedKeys, silent: &SilentRoots) {
     for grant in keys.grants().iter().filter(|grant| grant.access.writes()) {
         for root in grant
             .roots

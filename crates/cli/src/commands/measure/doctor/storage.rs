@@ -9,7 +9,7 @@ use zmove_types::ByteCount;
 use crate::commands::doctor::TransferRole;
 use crate::commands::doctor::finding::{Finding, Remedy, Severity};
 use crate::commands::doctor::root::Root;
-use crate::display::terminal::quoted;
+use crate::display::terminal::{self, quoted};
 use crate::silent_paths::SilentPaths;
 
 /// The size of a file system, and the space available to users.
@@ -24,7 +24,9 @@ struct DiskRoom {
 /// Checks the storage of a directory.
 pub(crate) fn judge(root: &Root, directory: &Path, part: TransferRole) -> Vec<Finding> {
     let typed = directory.to_owned();
-    let answer = SilentPaths::find([&typed]).check(&typed);
+    let answer = SilentPaths::find([&typed], terminal::warn)
+        .roots
+        .check(&typed);
     let resolved = answer.is_ok().then(|| typed.canonicalize().ok()).flatten();
     let whole = resolved.unwrap_or(typed);
     let room = match answer.and_then(|()| DiskRoom::of(&whole).map_err(io::Error::from)) {
