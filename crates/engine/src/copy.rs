@@ -180,6 +180,10 @@ impl RemoteCopy<'_> {
                 }
                 id
             }
+            // The copy ended after this side had asked for its result.
+            ToSender::Copy(CopyState::Ready) if self.must_not_begin_again(run) => {
+                return Err(PullError::Control(zmove_transport::ControlError::Closed).into());
+            }
             ToSender::Copy(CopyState::Ready) => {
                 let token = self.grant(run, hosts, source).await?;
                 let key = run.key.map_or([0; 32], |key| key.0);
@@ -204,6 +208,50 @@ impl RemoteCopy<'_> {
             });
         }
         Ok((id, dialer, reader))
+    }
+
+    /// Returns whether the copy may have begun and must not be repeated. A lost connection to this side does not end the
+    /// copy, so this side can still follow it or get its result.
+    fn must_not_begin_again(&self, run: &CopyRun) -> bool {
+        run.id.is_some() && !self.order.fetch.open.can_be_repeated()
+    }
+
+    /// Returns the report of the copy if it has ended since the last session and must not be repeated.
+    async fn ended_report(
+        &self,
+        run: &CopyRun,
+    ) -> Result<Option<([u8; 16], SenderReport)>, PushError> {
+        let Some(id) = run.id.filter(|_| self.must_not_begin_again(run)) else {
+            return Ok(None);
+        };
+        let asked = copy_result(
+            &self.source.connector,
+            id,
+            OnInterrupt::Continue,
+            &*self.observer,
+        );
+        let result = asked.await.map_err(|error| match error {
+            PushError::Pull(PullError::Refused(refusal)) if refusal.code == RefusalCode::Target => {
+                let text = "the source host was interrupted; the copy is not repeated, because a file of which only a \
+                            part was replaced may be newer than its source (--inplace with --update)";
+                PullError::Ended(Refusal::new(RefusalCode::Broken, text)).into()
+            }
+            error => error,
+        });
+        let (account, broken) = match result?.1 {
+            CopyResult::Runs => return Ok(None),
+            CopyResult::Ended(ended) => match ended.ended {
+                Ok(account) => (Some(account), None),
+                Err(refusal) => (None, Some(refusal)),
+            },
+            CopyResult::Received(_) => return Err(unexpected("the answer to a question")),
+        };
+        let report = SenderReport {
+            account,
+            broken,
+            ..SenderReport::default()
+        };
+        Ok(Some((id, report)))
     }
 
     /// Checks that the copy is still running if this command did not start it. Otherwise, the source host could present
@@ -322,7 +370,9 @@ impl RemoteCopy<'_> {
         let Some(account) = account else {
             return Err(match broken {
                 // The source host may come back and resume the copy.
-                Some(refusal) if refusal.code == RefusalCode::Stopping => {
+                Some(refusal)
+                    if refusal.code == RefusalCode::Stopping && !self.must_not_begin_again(run) =>
+                {
                     PullError::Refused(refusal)
                 }
                 Some(refusal) => PullError::Ended(refusal),
@@ -511,6 +561,10 @@ impl Sessions for CopySessions<'_, '_> {
         mut stop: Pin<&mut S>,
     ) -> Result<Transferred, PushError> {
         let Self { of, run } = self;
+        let ended = unless_interrupted(stop.as_mut(), Box::pin(of.ended_report(run)));
+        if let Some((id, report)) = in_time(until, PullError::Silent, ended).await? {
+            return Ok(of.finish(run, id, report)?);
+        }
         let begun = Box::pin(async {
             let hosts = Hosts::begin(of.source.connector, of.target).await?;
             let ordered = of.order(run, &hosts).await?;

@@ -11,6 +11,8 @@ use crate::connections::breakage::{interrupt, kill};
 use crate::support::command::{Runner, finish};
 use crate::support::daemon::Daemon;
 use crate::support::harness::{PATIENCE, PROMPT, is_root, skip};
+use crate::support::ports::free_address;
+use crate::support::proxy::Proxy;
 use crate::support::tree::{assert_same, paint};
 
 /// Waits until the receiver has recorded `files` files.
@@ -283,6 +285,26 @@ fn a_copy_that_updates_in_place_is_not_begun_again() {
             world.sender = again("sender", &world, &world.sender);
         }
         finish(client).expect(12);
+    }
+}
+
+/// Only the client's connection is lost: the copy itself continues, or ends while the client is away.
+#[test]
+fn a_client_follows_a_copy_that_updates_in_place_again() {
+    for ends_meanwhile in [false, true] {
+        let mut world = World::new();
+        let sender = world.sender.address;
+        let proxy = Proxy::start(sender, u64::MAX);
+        world.site.pin(&proxy.address, world.sender.fingerprint);
+        world.sender.address = proxy.address;
+        let client = world.under_way(&["--inplace", "--update"]);
+        if ends_meanwhile {
+            proxy.reset(free_address());
+            world.receiver.wait_for_log("received from ");
+        }
+        proxy.reset(sender);
+        finish(client).expect(0).says(&["lost: ", "reconnecting"]);
+        assert_same(&world.site.source(), &world.site.target());
     }
 }
 

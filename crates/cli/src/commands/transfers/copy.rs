@@ -54,7 +54,7 @@ fn between(settings: &CopySettings, started: Instant, after: OnInterrupt) -> Res
         let copying = RemoteCopy {
             source: RetryPolicy {
                 connector: connector(&settings.source, &settings.source_dial),
-                timeout: args.retry_timeout(),
+                timeout: args.timeout,
                 busy_timeout: args.busy_timeout(),
             },
             target: connector(&settings.target, &settings.target_dial),
