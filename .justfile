@@ -17,17 +17,17 @@ test:
 
 # transfers that are killed, disconnected and disturbed until a repeated command completes them
 torture rounds="50" seed="1":
-    cargo build --release --locked --package zmove --package zmove-lab
+    cargo build --release --locked --package zmove --package zmove-lab --bin zmove --bin zmove-lab
     target/release/zmove-lab torture --rounds {{rounds}} --seed {{seed}} --keep-going
 
 # receivers that are stopped, lose their senders, and resume after another transfer; needs nats-server
 wake rounds="50" seed="1":
-    cargo build --release --locked --package zmove --package zmove-lab
+    cargo build --release --locked --package zmove --package zmove-lab --bin zmove --bin zmove-lab
     target/release/zmove-lab wake --rounds {{rounds}} --seed {{seed}} --at-once 4 --keep-going
 
 # power cuts and failed flushes on four file systems, as root
 powercut rounds="10" seed="1":
-    cargo build --release --locked --package zmove --package zmove-lab
+    cargo build --release --locked --package zmove --package zmove-lab --bin zmove --bin zmove-lab
     target/release/zmove-lab powercut --rounds {{rounds}} --seed {{seed}} --keep-going
 
 # long runs of tests that CI runs briefly: torture, stopped receivers, power cuts and the fuzzer; as root, takes hours

@@ -14,5 +14,8 @@ fn main() {
         && is("CARGO_CFG_TARGET_ENV", "gnu")
     {
         println!("cargo::rustc-link-arg-bin=zmove=-no-pie");
+        println!("cargo::rustc-link-arg-bin=zmove-far=-no-pie");
+        // Tests send the helper through ssh.
+        println!("cargo::rustc-link-arg-bin=zmove-far=-Wl,--strip-all");
     }
 }

@@ -23,7 +23,7 @@ const TOP_NAMES: [&str; 7] = [
 ];
 
 /// Allowed dependencies between the crates of the workspace.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     (
         "cli",
         &[
@@ -32,6 +32,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "daemon",
             "disk",
             "engine",
+            "far",
             "jobs",
             "receiver",
             "scan",
@@ -42,6 +43,19 @@ const ARROWS: [(&str, &[&str]); 20] = [
             "types",
             "uring",
             "watch",
+            "wire",
+        ],
+    ),
+    (
+        "far",
+        &[
+            "daemon",
+            "disk",
+            "engine",
+            "sockopt",
+            "transport",
+            "types",
+            "uring",
             "wire",
         ],
     ),
@@ -126,6 +140,7 @@ const RESERVED: [(&str, &[&str]); 37] = [
             "cluster",
             "daemon",
             "engine",
+            "far",
             "jobs",
             "receiver",
             "sender",
@@ -140,7 +155,7 @@ const RESERVED: [(&str, &[&str]); 37] = [
     ("clap_complete", &["cli"]),
     ("clap_mangen", &["cli"]),
     ("indicatif", &["cli", "lab"]),
-    ("anyhow", &["cli", "lab"]),
+    ("anyhow", &["cli", "far", "lab"]),
     ("svg", &["lab", "tools"]),
     ("hyper", &["api", "cli", "jobs"]),
     ("listenfd", &["cli"]),

@@ -10,10 +10,8 @@ mod display;
 #[doc(hidden)]
 pub mod fuzzing;
 mod ownership;
-mod runtime;
 mod saved_sweeps;
 mod settings;
-mod signals;
 mod silent_paths;
 mod value;
 
@@ -22,6 +20,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use zmove_engine::OnInterrupt;
+use zmove_far::runtime;
 use zmove_types::Escaped;
 
 use args::{Args, AsUserArgs, Command, SubmitArgs, asks_for_events};

@@ -16,13 +16,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 use tokio::runtime::Builder;
 use zmove_disk::{
     Direct, FileIo, OwnPaths, Ring, RingConfig, StorageEngine, ThreadCountCache, Unavailable,
 };
 
 use zmove_engine::{DialSettings, UnknownHost};
+use zmove_far::runtime;
 use zmove_jobs::{NotifyConfig, NotifyMethod};
 use zmove_scan::ScanConfig;
 
@@ -30,7 +31,6 @@ use crate::args::{DirectArg, EngineArg, StorageArgs};
 use crate::commands::serve::config::Config;
 use crate::display::prompt::Prompt;
 use crate::ownership;
-use crate::runtime;
 use crate::value::exit::usage_error;
 
 pub(crate) use clean::clean;
@@ -204,18 +204,9 @@ pub(crate) fn ask_dial() -> DialSettings {
     }
 }
 
-/// Raises the soft limit on open files to the hard limit, because directories, files and lanes need file descriptors.
+/// Raises the limit on open files, and sets the name of the process.
 pub(crate) fn prepare_process() {
-    let limit = getrlimit(Resource::Nofile);
-    // If the system refuses the change, the limit stays unchanged. The code that later runs out of descriptors handles
-    // the error.
-    let _refused = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        },
-    );
+    runtime::raise_file_limit();
     // By default, the process has the name of the executed file, which may be `/proc/self/exe`. This call sets the name
     // `zmove`.
     let _a_mere_name = rustix::thread::set_name(c"zmove");

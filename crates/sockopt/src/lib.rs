@@ -1,4 +1,5 @@
-//! Gets and sets socket options, and leaves the session keyring, which have no safe wrapper elsewhere.
+//! Gets and sets socket options, leaves the session keyring, and configures the lookup of names, which have no safe
+//! wrapper elsewhere.
 //!
 //! The options are specific to Linux; see tcp(7), socket(7) and session-keyring(7). **Invariant:** all unsafe code of
 //! this crate is in `sys`, whose functions pass plain integers and bytes.
@@ -12,11 +13,13 @@
 
 mod info;
 mod keyring;
+mod resolver;
 mod route;
 mod sys;
 mod window;
 
 pub use info::{TcpInfo, tcp_info};
 pub use keyring::leave_session_keyring;
+pub use resolver::resolve_without_plugins;
 pub use route::path_mtu;
 pub use window::open_receive_window;

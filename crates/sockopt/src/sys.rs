@@ -1,4 +1,4 @@
-//! The system calls for socket options and the session keyring.
+//! The system and library calls for socket options, the session keyring and lookups.
 #![expect(unsafe_code, reason = "these calls have no safe wrapper")]
 
 use std::io;
@@ -84,4 +84,18 @@ fn checked<T: Into<i64>>(outcome: T) -> io::Result<i64> {
         -1 => Err(io::Error::last_os_error()),
         result => Ok(result),
     }
+}
+
+/// Sets the services that look up names in a database.
+#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+pub(crate) fn configure_lookup(database: &std::ffi::CStr, services: &std::ffi::CStr) {
+    unsafe extern "C" {
+        fn __nss_configure_lookup(
+            database: *const libc::c_char,
+            services: *const libc::c_char,
+        ) -> libc::c_int;
+    }
+    // SAFETY: both pointers are to strings that end with NUL and outlive the call, which only reads them. It fails only
+    // if a name is not known, and then changes nothing.
+    let _unknown = unsafe { __nss_configure_lookup(database.as_ptr(), services.as_ptr()) };
 }

@@ -26,8 +26,8 @@ use zmove_jobs::THIS_PROGRAM;
 use crate::display::output;
 use crate::display::terminal::Printable;
 use crate::settings;
-use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure};
+use zmove_far::EndSignals;
 
 /// If this process has a terminal, runs the same command in a child without a terminal, and returns the child's exit
 /// code. Returns `None` if this process has no terminal, or if it is that child.

@@ -56,12 +56,12 @@ use crate::display::{log, terminal};
 use crate::ownership::{
     adopt_environment, become_user, close_inherited, end_with, is_root, run_apart,
 };
-use crate::runtime;
-use crate::signals::EndSignals;
 use crate::silent_paths::SilentPaths;
 use crate::value::account::SystemAccounts;
 use crate::value::age::Age;
 use crate::value::exit::{Exit, usage_error};
+use zmove_far::EndSignals;
+use zmove_far::runtime;
 
 /// Minimum useful size of the UDP buffer, in bytes. With less, a receiver that waits for a CPU core loses packets.
 const UDP_BUFFER_BYTES_WANTED: usize = 4 << 20;

@@ -17,8 +17,8 @@ use crate::args::{StorageArgs, SweepArgs};
 use crate::display::terminal;
 use crate::saved_sweeps;
 use crate::settings::{self, Storage};
-use crate::signals::EndSignals;
 use crate::value::exit::{Exit, failure, usage_error};
+use zmove_far::EndSignals;
 
 /// Runs `zmove sweep`.
 pub(crate) fn run(args: &SweepArgs) -> Result<Exit> {

@@ -19,9 +19,9 @@ use crate::display::summary::{self, Ending, SessionCount};
 use crate::display::terminal;
 use crate::display::trace;
 use crate::settings::{self, Role, Storage};
-use crate::signals::EndSignals;
 use crate::value::account::SystemAccounts;
 use crate::value::exit::{Exit, failure, in_transfer};
+use zmove_far::EndSignals;
 
 /// Replaces the error of an interrupted transfer with a message that explains how to resume the transfer.
 pub(crate) fn resumable(error: Error, args: &PushArgs) -> Error {

@@ -12,10 +12,10 @@ use super::options;
 use crate::args::{ControlArgs, RunnerArgs};
 use crate::commands::operate;
 use crate::display::terminal;
-use crate::runtime;
 use crate::value::control::{Answer, Request};
 use crate::value::exit::usage_error;
 use crate::value::version::VERSION;
+use zmove_far::runtime;
 
 /// Starts to serve the web page and the API, until the process exits. Must be called while the process has only one
 /// thread.

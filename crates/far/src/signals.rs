@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// by default. If the parent process made a signal ignored, it stays ignored. Examples are SIGHUP under `nohup`, and
 /// SIGINT in a background command of a script.
 #[derive(Debug)]
-pub(crate) struct EndSignals {
+pub struct EndSignals {
     interrupt: Option<Signal>,
     terminate: Option<Signal>,
     /// Listener for SIGHUP. `None` if SIGHUP is ignored, or if it has another meaning in this process.
@@ -21,7 +21,7 @@ impl EndSignals {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub(crate) fn listen() -> io::Result<Self> {
+    pub fn listen() -> io::Result<Self> {
         Self::listen_unless(&Ignored::read(), None)
     }
 
@@ -42,7 +42,7 @@ impl EndSignals {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub(crate) fn listen_at_terminal() -> io::Result<Self> {
+    pub fn listen_at_terminal() -> io::Result<Self> {
         let ignored = Ignored::read();
         let hangup = ignored.or_listen(SignalKind::hangup())?;
         Self::listen_unless(&ignored, hangup)
@@ -53,18 +53,18 @@ impl EndSignals {
     ///
     /// # Errors
     /// Returns the system's error.
-    pub(crate) fn listen_for_child() -> io::Result<Self> {
+    pub fn listen_for_child() -> io::Result<Self> {
         let hangup = signal(SignalKind::hangup())?;
         Self::listen_unless(&Ignored::read(), Some(hangup))
     }
 
     /// Waits for the next signal.
-    pub(crate) async fn next(&mut self) {
+    pub async fn next(&mut self) {
         self.next_to_pass().await;
     }
 
     /// Waits for the next signal and returns it.
-    pub(crate) async fn next_to_pass(&mut self) -> rustix::process::Signal {
+    pub async fn next_to_pass(&mut self) -> rustix::process::Signal {
         tokio::select! {
             () = one_of(&mut self.interrupt) => rustix::process::Signal::INT,
             () = one_of(&mut self.terminate) => rustix::process::Signal::TERM,

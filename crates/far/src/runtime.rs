@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Resource, getrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{gettid, sched_getaffinity};
 use tokio::runtime::{Builder, Runtime};
 use zmove_types::{ByteCount, Lock};
@@ -23,7 +23,7 @@ use zmove_types::{ByteCount, Lock};
 ///
 /// # Errors
 /// Returns an error if the limits of this process are too low for the runtime, or if the system refuses a descriptor.
-pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
+pub fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
     let threads = workers + THREADS_KEPT;
     require_threads(threads).with_context(|| {
         format!(
@@ -46,7 +46,7 @@ pub(crate) fn build(builder: &mut Builder, workers: usize) -> Result<Runtime> {
 ///
 /// # Errors
 /// Returns an error if a limit is too low.
-pub(crate) fn require_memory() -> Result<()> {
+pub fn require_memory() -> Result<()> {
     let needs = [
         (Resource::Stack, "-s", STACK_MIN),
         (Resource::As, "-v", ADDRESSES_MIN),
@@ -62,6 +62,20 @@ pub(crate) fn require_memory() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Raises the soft limit on open files to the hard limit, because directories, files and lanes need file descriptors.
+pub fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // If the system refuses the change, the limit stays unchanged. The code that later runs out of descriptors handles
+    // the error.
+    let _refused = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
 }
 
 /// Starts this number of threads, which all exist at the same time, and then ends them.

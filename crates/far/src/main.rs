@@ -1,0 +1,5 @@
+//! The `zmove-far` binary. All code is in the library.
+
+fn main() -> ! {
+    zmove_far::program::main()
+}

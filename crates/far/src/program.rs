@@ -1,0 +1,70 @@
+//! The command line of the helper program: `zmove-far receive` and `zmove-far --version`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use zmove_disk::ThreadCountCache;
+use zmove_engine::ReceiverConfig;
+use zmove_wire::PROTOCOL_VERSION;
+
+use crate::accounts::GetentAccounts;
+use crate::receive::{FarEnd, receive};
+use crate::runtime;
+
+/// Runs the helper and ends the process.
+pub fn main() -> ! {
+    let code = match run() {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("zmove-far: {error:#}");
+            1
+        }
+    };
+    // As in `zmove`, threads may still run.
+    zmove_uring::exit_without_destructors(code)
+}
+
+fn run() -> Result<()> {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    match words.as_slice() {
+        [word] if word == "--version" => {
+            let release = env!("CARGO_PKG_VERSION");
+            // Only this process writes the output, and a failure shows in the missing line.
+            println!("zmove-far {release}, protocol version {PROTOCOL_VERSION}");
+            Ok(())
+        }
+        [word] if word == "receive" => {
+            runtime::require_memory()?;
+            runtime::raise_file_limit();
+            zmove_sockopt::resolve_without_plugins();
+            receive(far_end())?;
+            Ok(())
+        }
+        _ => bail!(
+            "this is the far end of a transfer over ssh; 'zmove push' and 'zmove pull' start it"
+        ),
+    }
+}
+
+/// Returns the settings of a receiver that runs as this user.
+fn far_end() -> FarEnd {
+    let home = home();
+    let storage = home.as_deref().map(ThreadCountCache::in_home);
+    FarEnd {
+        config: ReceiverConfig {
+            storage: storage.unwrap_or_default(),
+            journals: home.as_deref().map(|home| home.join("journal")),
+            accounts: Arc::new(GetentAccounts),
+            ..ReceiverConfig::default()
+        },
+        home,
+    }
+}
+
+/// Returns the directory of the user's keys and journals, which is also that of `zmove`.
+fn home() -> Option<PathBuf> {
+    let named = |variable| std::env::var_os(variable).filter(|path| !path.is_empty());
+    let beneath_home = || Some(Path::new(&named("HOME")?).join(".config/zmove"));
+    named("ZMOVE_HOME").map(PathBuf::from).or_else(beneath_home)
+}
