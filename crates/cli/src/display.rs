@@ -3,6 +3,7 @@
 pub(crate) mod dry_run;
 pub(crate) mod failures;
 pub(crate) mod format;
+pub(crate) mod helper_prompt;
 pub(crate) mod job;
 pub(crate) mod log;
 pub(crate) mod nodes;

@@ -251,6 +251,9 @@ pub enum SshError {
         /// The output of the host.
         printed: RemoteOutput,
     },
+    /// The host has no zmove, and the helper program was not started.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
     /// The remote program ended before the receiver was ready, or the login shell did not start it.
     #[error(
         "ssh logged in to {remote}, but '{zmove} receive' or the account's shell exited before the receiver was ready: \
@@ -299,6 +302,43 @@ pub enum SshError {
         zmove: String,
         /// The output of the host.
         printed: RemoteOutput,
+    },
+}
+
+/// The reason why the helper program was not started on a host without zmove.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// Sending the helper was not confirmed.
+    #[error(transparent)]
+    Unconfirmed(BoxError),
+    /// The helper is for another machine.
+    #[error(
+        "{remote} has no zmove of this protocol version, and the helper program does not run on '{machine}': install \
+         zmove there"
+    )]
+    Machine {
+        /// The host.
+        remote: String,
+        /// Operating system and processor of the host.
+        machine: String,
+    },
+    /// The host could not store or run the helper.
+    #[error(
+        "start the helper program on {remote}: {reasons} (give it one of these directories with space and without \
+         noexec, or install zmove there and give its path with --remote-zmove)"
+    )]
+    Refused {
+        /// The host.
+        remote: String,
+        /// A reason for each directory that was tried.
+        reasons: String,
+    },
+    /// The host stopped answering.
+    #[error("send the helper program to {remote}: the host does not answer")]
+    Stalled {
+        /// The host.
+        remote: String,
     },
 }
 
@@ -637,6 +677,7 @@ impl SshError {
             | Self::Early { .. }
             | Self::Silent { .. }
             | Self::Nonsense { .. }
+            | Self::Bootstrap(_)
             | Self::Forward { .. }
             | Self::NoMaster { .. } => ConnectFault::Unreached,
         }

@@ -64,14 +64,14 @@ pub use connecting::dial::{
 pub use connecting::location::{DEFAULT_PORT, Location, Login, Remote, Start};
 pub use connecting::path_memory::{PathMemory, PathRecord, Rates, Window};
 pub use connecting::settings::{
-    Confirm, ConnectionMethod, DIAL_TIMEOUT, DialSettings, LaterLanes, PathCheck, PortRange,
-    SshSettings, UnknownHost,
+    Confirm, ConfirmHelper, ConnectionMethod, DIAL_TIMEOUT, DialSettings, FarHelper, HelperOffer,
+    LaterLanes, PathCheck, PortRange, SshSettings, UnknownHost,
 };
 pub use connecting::ssh::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 pub use copy::{OnInterrupt, RemoteCopy, copy_result, end_copy, read_receipt};
 pub use error::{
-    BoxError, Causes, ConnectError, ConnectFault, LocationError, OverlapError, PullError,
-    PushError, RemoteOutput, SourcesError, SshError, SshMessageError,
+    BootstrapError, BoxError, Causes, ConnectError, ConnectFault, LocationError, OverlapError,
+    PullError, PushError, RemoteOutput, SourcesError, SshError, SshMessageError,
 };
 pub use local::{OverlapCheck, clean_locally, push_locally};
 pub use notice::{Listener, NoListener, Notice};

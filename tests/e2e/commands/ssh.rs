@@ -12,6 +12,7 @@ use crate::support::harness::{Site, has_program, is_root, skip, write_program};
 use crate::support::ports::free_port;
 use crate::support::tree::{assert_same, painted};
 
+mod bootstrap;
 mod through_ssh;
 
 /// A running sshd that accepts one key and logs in the user who runs the test.
@@ -29,6 +30,8 @@ struct SshdPlace<'a> {
     address: &'a str,
     /// Further lines of its configuration.
     config: &'a str,
+    /// Further variables of its sessions: `NAME=VALUE NAME=VALUE`.
+    environment: &'a str,
 }
 
 impl Default for SshdPlace<'_> {
@@ -37,6 +40,7 @@ impl Default for SshdPlace<'_> {
             enter: &[],
             address: "127.0.0.1",
             config: "",
+            environment: "",
         }
     }
 }
@@ -90,12 +94,13 @@ impl Sshd {
             enter,
             address,
             config,
+            environment,
         } = place;
         let (directory, zmove_home) = (home.display(), zmove_home.display());
         let config = format!(
             "Port {port}\nListenAddress {address}\nHostKey {directory}/host_key\n\
              AuthorizedKeysFile {directory}/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\n\
-             PermitRootLogin prohibit-password\nUseDNS no\nSetEnv ZMOVE_HOME={zmove_home}\n{config}"
+             PermitRootLogin prohibit-password\nUseDNS no\nSetEnv ZMOVE_HOME={zmove_home} {environment}\n{config}"
         );
         std::fs::write(home.join("config"), config).unwrap();
         let mut words = enter.iter().map(AsRef::as_ref).chain([program.as_os_str()]);

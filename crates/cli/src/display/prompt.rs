@@ -42,7 +42,7 @@ pub(crate) fn ask(remote: &Remote, fingerprint: Fingerprint, otherwise: &str) ->
 
 /// Reads the answer and returns whether it is yes. Like ssh, it asks again after any answer other than yes or no. End
 /// of input means no.
-fn is_yes(answers: &mut impl BufRead, screen: &mut impl Write) -> io::Result<bool> {
+pub(super) fn is_yes(answers: &mut impl BufRead, screen: &mut impl Write) -> io::Result<bool> {
     loop {
         screen.flush()?;
         let mut answer = Vec::new();

@@ -1,16 +1,19 @@
 //! The settings for connecting to another host, converted from the command line options.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
 use zmove_engine::{
-    Confirm, ConnectionMethod, DialSettings, Remote, SshSettings, Start, UnknownHost,
+    Confirm, ConfirmHelper, ConnectionMethod, DialSettings, FarHelper, Remote, SshSettings, Start,
+    UnknownHost,
 };
 use zmove_transport::{
     DialOptions, QuicCongestion, SocketConfig, TransportChoice, UnknownCongestion,
 };
 
 use crate::args::{DialArgs, TransportArg, ViaArg};
+use crate::display::helper_prompt::{AnnounceHelper, HelperPrompt};
 use crate::value::exit::usage_error;
 
 /// Returns how the receiver at a location without a login is started.
@@ -98,6 +101,7 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
         program: program.unwrap_or_default(),
         arguments: words.collect(),
         remote_zmove: args.remote_zmove.clone(),
+        helper: helper(args),
         ports: args.ssh_ports,
         method: match args.via {
             ViaArg::Auto => ConnectionMethod::Auto,
@@ -106,4 +110,51 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
         },
         socket_directory: std::env::var_os("XDG_RUNTIME_DIR").map(Into::into),
     })
+}
+
+/// Returns the helper program of this installation, if there is one.
+fn helper(args: &DialArgs) -> Option<FarHelper> {
+    let is_allowed =
+        args.bootstrap || std::env::var_os("ZMOVE_BOOTSTRAP").is_some_and(|set| set == "yes");
+    let consent: Arc<dyn ConfirmHelper> = if is_allowed {
+        Arc::new(AnnounceHelper)
+    } else {
+        Arc::new(HelperPrompt)
+    };
+    let path = helper_of(&std::env::current_exe().ok()?)?;
+    Some(FarHelper { path, consent })
+}
+
+/// Returns the helper beside a program or in its libexec directory.
+fn helper_of(program: &Path) -> Option<PathBuf> {
+    let directory = program.parent()?;
+    let places = [".", "../libexec/zmove"];
+    let mut helpers = places
+        .iter()
+        .map(|place| directory.join(place).join("zmove-far"));
+    helpers.find(|helper| helper.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_helper_is_beside_the_program_or_in_libexec() {
+        let home = tempfile::tempdir().unwrap();
+        let create = |path: &str| {
+            let path = home.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        };
+        create("bin/zmove");
+        let found =
+            || helper_of(&home.path().join("bin/zmove")).map(|path| path.canonicalize().unwrap());
+        let at = |path: &str| Some(home.path().canonicalize().unwrap().join(path));
+        assert_eq!(found(), None);
+        create("libexec/zmove/zmove-far");
+        assert_eq!(found(), at("libexec/zmove/zmove-far"));
+        create("bin/zmove-far");
+        assert_eq!(found(), at("bin/zmove-far"));
+    }
 }

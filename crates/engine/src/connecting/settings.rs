@@ -54,8 +54,10 @@ pub struct SshSettings {
     pub program: String,
     /// Arguments before the host. Default: none.
     pub arguments: Vec<String>,
-    /// Command that runs zmove on the host, interpreted by its shell. Default: `zmove`.
-    pub remote_zmove: String,
+    /// Command that runs zmove on the host, interpreted by its shell. Default: `zmove`, or the helper if there is none.
+    pub remote_zmove: Option<String>,
+    /// The helper program for hosts without zmove. Default: none.
+    pub helper: Option<FarHelper>,
     /// Ports on which the receiver may listen, for firewalls. Default: any free port.
     pub ports: Option<PortRange>,
     /// The path of the data. Default: the receiver's port, and ssh if the port does not answer.
@@ -81,12 +83,51 @@ impl Default for SshSettings {
         Self {
             program: "ssh".into(),
             arguments: Vec::new(),
-            remote_zmove: "zmove".into(),
+            remote_zmove: None,
+            helper: None,
             ports: None,
             method: ConnectionMethod::Auto,
             socket_directory: None,
         }
     }
+}
+
+impl SshSettings {
+    /// Returns the command that runs zmove on the host.
+    pub(crate) fn remote_zmove(&self) -> &str {
+        self.remote_zmove.as_deref().unwrap_or("zmove")
+    }
+}
+
+/// The helper program for hosts without zmove.
+#[derive(Clone, Debug)]
+pub struct FarHelper {
+    /// The program on this host. It is static.
+    pub path: PathBuf,
+    /// Asks before the program is sent.
+    pub consent: Arc<dyn ConfirmHelper>,
+}
+
+/// The helper program, as it will be stored on a host.
+#[derive(Clone, Debug)]
+pub struct HelperOffer {
+    /// The host.
+    pub remote: String,
+    /// Path of the program there.
+    pub path: PathBuf,
+    /// Size of the program.
+    pub bytes: u64,
+    /// SHA-256 of the program in hexadecimal digits.
+    pub digest: String,
+}
+
+/// Asks whether the helper program may be sent to a host.
+pub trait ConfirmHelper: Debug + Send + Sync {
+    /// Asks the user and waits for the answer. Called on a thread that may block.
+    ///
+    /// # Errors
+    /// The user refuses, or there is no user to ask.
+    fn confirm(&self, offer: &HelperOffer) -> Result<(), BoxError>;
 }
 
 /// The kind of lanes that are dialed later.

@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Split, Take};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Take};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{Instant, timeout, timeout_at};
 use zmove_transport::{Fingerprint, Identity, TransportChoice};
@@ -30,10 +30,12 @@ use crate::connecting::location::{Login, Remote};
 use crate::connecting::settings::{ConnectionMethod, DialSettings, SshSettings};
 use crate::error::{RemoteOutput, SshError};
 
+mod bootstrap;
 mod config;
 mod master;
 mod messages;
 
+use bootstrap::{Bootstrap, Bootstrapped, FoundHelper, Helper};
 use config::{LoginDetection, SshConfig};
 pub(crate) use master::{SharedForwarding, SshMaster};
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
@@ -54,6 +56,15 @@ pub(crate) struct SshReceiver {
     pub(crate) is_behind_proxy: bool,
     /// Time until the receiver answered, if ssh may have asked for a password during that time. Otherwise zero.
     pub(crate) asked: Duration,
+}
+
+/// The pipes to the remote shell or receiver.
+struct SshPipes {
+    input: ChildStdin,
+    /// The output, up to a limit.
+    output: Take<BufReader<ChildStdout>>,
+    /// Lines that are no answer.
+    printed: RemoteOutput,
 }
 
 /// A running ssh process with a receiver at its other end.
@@ -90,20 +101,30 @@ pub(crate) async fn start(
     duty: ReceiverPurpose,
 ) -> Result<SshReceiver, SshError> {
     let identity = Identity::for_once()?;
-    let config = SshConfig::ask(&settings.ssh, remote, login).await;
+    let (config, helper) = tokio::join!(
+        SshConfig::ask(&settings.ssh, remote, login),
+        Helper::load(&settings.ssh)
+    );
     let master = match duty {
         ReceiverPurpose::Session => SshMaster::prepare(settings, &config),
         ReceiverPurpose::Copy => None,
     };
     let began = Instant::now();
-    let mut child = spawn(remote, login, &settings.ssh, &config, master.as_ref())?;
-    let mut input = child.stdin.take().expect("a pipe was asked for");
+    let start = match &helper {
+        Some(helper) => helper.start_command(),
+        None => format!("{} receive", settings.ssh.remote_zmove()),
+    };
+    let master_of = master.as_ref();
+    let mut child = spawn(remote, login, &settings.ssh, &config, master_of, &start)?;
     let output = child.stdout.take().expect("a pipe was asked for");
-    // If ssh ends before it has read the request, its exit status shows the reason.
-    let request = request(&identity, settings, duty);
-    let _unheard = input.write_all(request.line().as_bytes()).await;
-    let mut printed = RemoteOutput::default();
-    let answered = answer(output, &config, &mut printed).await?;
+    let mut pipes = SshPipes {
+        input: child.stdin.take().expect("a pipe was asked for"),
+        output: BufReader::new(output).take(SHELL_BYTES_MAX),
+        printed: RemoteOutput::default(),
+    };
+    let request = request(&identity, settings, duty).line();
+    let answered = request_receiver(&mut pipes, &request, &config, remote, helper.as_ref()).await?;
+    let SshPipes { input, printed, .. } = pipes;
     let Answer::Reply(ReceiveReply {
         key, port, address, ..
     }) = answered
@@ -112,7 +133,7 @@ pub(crate) async fn start(
         if matches!(answered, Answer::Late) {
             return Err(SshError::Silent {
                 remote: remote.to_string(),
-                zmove: settings.ssh.remote_zmove.clone(),
+                zmove: settings.ssh.remote_zmove().to_owned(),
                 waited: config.wait_max(),
                 printed,
             });
@@ -120,11 +141,7 @@ pub(crate) async fn start(
         let command = typed(&settings.ssh, remote, login);
         return Err(no_answer(remote, &settings.ssh, command, child, printed).await);
     };
-    let asked = if can_ask() {
-        began.elapsed()
-    } else {
-        Duration::ZERO
-    };
+    let asked = asked_since(began);
     let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
     let key = key.parse().map_err(SshError::Key)?;
     let session = SshSession {
@@ -144,13 +161,42 @@ pub(crate) async fn start(
     })
 }
 
-/// Starts ssh, which starts `zmove receive`.
+/// Sends the request and waits for the receiver's answer. Sends the helper first if the host asks for it.
+async fn request_receiver(
+    pipes: &mut SshPipes,
+    request: &str,
+    config: &SshConfig,
+    remote: &Remote,
+    helper: Option<&Helper>,
+) -> Result<Answer, SshError> {
+    // If ssh ends before it has read the request, its exit status shows the reason.
+    let _unheard = pipes.input.write_all(request.as_bytes()).await;
+    let answered = answer(pipes, config, config.login_sign()).await?;
+    let (Answer::NoProgram(found), Some(helper)) = (&answered, helper) else {
+        return Ok(answered);
+    };
+    let bootstrap = Bootstrap {
+        remote,
+        helper,
+        pipes,
+    };
+    match bootstrap.run(found).await? {
+        Bootstrapped::Started => {
+            let _unheard = pipes.input.write_all(request.as_bytes()).await;
+            answer(pipes, config, LoginDetection::AlreadyDone).await
+        }
+        Bootstrapped::Ended => Ok(Answer::Ended),
+    }
+}
+
+/// Starts ssh, which runs the command `start` on the host.
 fn spawn(
     remote: &Remote,
     login: &Login,
     settings: &SshSettings,
     config: &SshConfig,
     master: Option<&SshMaster>,
+    start: &str,
 ) -> Result<Child, SshError> {
     let first = master.map_or(&[][..], SshMaster::first_options);
     let mut command = ssh(settings, remote, login, first);
@@ -161,11 +207,7 @@ fn spawn(
         command.args(master.last_options());
     }
     command
-        .args([
-            "-T",
-            &remote_name(remote, login),
-            &format!("{} receive", settings.remote_zmove),
-        ])
+        .args(["-T", &remote_name(remote, login), start])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -217,6 +259,15 @@ impl SshSession {
     }
 }
 
+/// Returns the time since `began`, or zero if ssh cannot have asked the user.
+fn asked_since(began: Instant) -> Duration {
+    if can_ask() {
+        began.elapsed()
+    } else {
+        Duration::ZERO
+    }
+}
+
 /// Returns whether ssh has a terminal on which it can ask for a password or a code. ssh itself does not report that it
 /// asks.
 fn can_ask() -> bool {
@@ -264,6 +315,7 @@ fn typed(settings: &SshSettings, remote: &Remote, login: &Login) -> String {
 /// A relevant line of ssh's output.
 enum Line {
     LoggedIn,
+    NoProgram(FoundHelper),
     Answer(ReceiveReply),
 }
 
@@ -271,26 +323,27 @@ enum Line {
 enum Answer {
     /// The receiver's answer.
     Reply(ReceiveReply),
+    /// The host has no program to start, and waits for scripts.
+    NoProgram(FoundHelper),
     /// The answer takes too long after the login.
     Late,
     /// The output ended without an answer.
     Ended,
 }
 
-/// Reads the receiver's answer from the output of the remote shell. Adds other output to `printed`.
+/// Reads the receiver's answer from the output of the remote shell.
 async fn answer(
-    output: ChildStdout,
+    pipes: &mut SshPipes,
     config: &SshConfig,
-    printed: &mut RemoteOutput,
+    login_end: LoginDetection,
 ) -> Result<Answer, SshError> {
-    let mut lines = BufReader::new(output).take(SHELL_BYTES_MAX).split(b'\n');
     let limit = || Some(Instant::now() + config.wait_max());
-    let mut due = match config.login_sign() {
+    let mut due = match login_end {
         LoginDetection::AlreadyDone => limit(),
         LoginDetection::Reported | LoginDetection::Unknown => None,
     };
     loop {
-        let next = next_line(&mut lines, printed);
+        let next = next_line(pipes);
         let line = match due {
             Some(due) => match timeout_at(due, next).await {
                 Ok(line) => line?,
@@ -301,26 +354,40 @@ async fn answer(
         match line {
             Some(Line::LoggedIn) => due = limit(),
             Some(Line::Answer(answer)) => return Ok(Answer::Reply(answer)),
+            Some(Line::NoProgram(found)) => return Ok(Answer::NoProgram(found)),
             None => return Ok(Answer::Ended),
         }
     }
 }
 
-/// Returns the next relevant line, or `None` at the end of the output. Adds other lines to `printed`.
-async fn next_line(
-    lines: &mut Split<Take<BufReader<ChildStdout>>>,
-    printed: &mut RemoteOutput,
-) -> Result<Option<Line>, SshError> {
-    while let Some(line) = lines.next_segment().await.map_err(SshError::Read)? {
+/// Returns the next relevant line, or `None` at the end of the output.
+async fn next_line(pipes: &mut SshPipes) -> Result<Option<Line>, SshError> {
+    while let Some(line) = pipes.next_line().await? {
         if line == config::LOGGED_IN.as_bytes() {
             return Ok(Some(Line::LoggedIn));
+        }
+        if let Some(found) = FoundHelper::parse(&line) {
+            return Ok(Some(Line::NoProgram(found)));
         }
         if let Some(answer) = ReceiveReply::read(&line)? {
             return Ok(Some(Line::Answer(answer)));
         }
-        printed.add(&line);
+        pipes.printed.add(&line);
     }
     Ok(None)
+}
+
+impl SshPipes {
+    /// Returns the next line without its line break, or `None` at the end of the output.
+    async fn next_line(&mut self) -> Result<Option<Vec<u8>>, SshError> {
+        let mut line = Vec::new();
+        let read = self.output.read_until(b'\n', &mut line).await;
+        let bytes = read.map_err(SshError::Read)?;
+        if line.last() == Some(&b'\n') {
+            line.pop();
+        }
+        Ok((bytes > 0).then_some(line))
+    }
 }
 
 /// Returns the error for an ssh process whose output ended without an answer.
@@ -331,7 +398,7 @@ async fn no_answer(
     mut child: Child,
     printed: RemoteOutput,
 ) -> SshError {
-    let zmove = settings.remote_zmove.clone();
+    let zmove = settings.remote_zmove().to_owned();
     let remote = remote.to_string();
     // Do not wait for a program that keeps writing other output.
     let status = match timeout(END_TIMEOUT, child.wait()).await {

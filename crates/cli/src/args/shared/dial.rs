@@ -6,6 +6,10 @@ use zmove_engine::PortRange;
 /// Options for connecting to another host.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Remote host")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the command line"
+)]
 pub(crate) struct DialArgs {
     /// Pin the key of an unknown host without asking
     #[arg(long)]
@@ -50,14 +54,14 @@ pub(crate) struct DialArgs {
         hide_short_help = true
     )]
     pub(crate) via: ViaArg,
-    /// The zmove program on the remote host
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "zmove",
-        hide_short_help = true
-    )]
-    pub(crate) remote_zmove: String,
+    /// The zmove program on the remote host [default: zmove in its search path, or the helper program]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
+    pub(crate) remote_zmove: Option<String>,
+    /// Send a helper program to a host without zmove, without asking
+    ///
+    /// It is stored in ~/.cache/zmove there. ZMOVE_BOOTSTRAP=yes in the environment has the same effect.
+    #[arg(long, hide_short_help = true, conflicts_with = "remote_zmove")]
+    pub(crate) bootstrap: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -190,6 +190,7 @@ mod tests {
     /// only for users of rsync.
     const REFUSED: &[&str] = &[
         "accept-new",
+        "bootstrap",
         "bwlimit",
         "compress",
         "detach",
