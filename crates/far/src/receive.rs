@@ -1,5 +1,5 @@
-//! `receive`: one side of a single transfer, started over ssh by a command on another host. It serves a push or a pull of
-//! that command, or it is one of the two hosts of a copy.
+//! `receive`: one side of a single transfer, started over ssh by a command on another host. It serves a push or a pull
+//! of that command, or it is one of the two hosts of a copy.
 //!
 //! The program reads its request from standard input, and writes its listening address to standard output. It admits
 //! one key, which has all permissions of this user. **Invariant:** the program exits when its transfer ends, when

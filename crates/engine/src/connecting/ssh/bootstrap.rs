@@ -284,8 +284,8 @@ const MACHINE: &str = if cfg!(target_arch = "aarch64") {
 };
 /// Bytes that are sent or read back at once.
 const PART_BYTES: usize = 64 << 10;
-/// Time limit for each part and each answer. ssh and the kernel buffer some megabytes, which a slow path carries in this
-/// time.
+/// Time limit for each part and each answer. ssh and the kernel buffer some megabytes, which a slow path carries in
+/// this time.
 const STALL_MAX: Duration = Duration::from_secs(120);
 /// Maximum length of a reason, in characters.
 const REASON_CHARS_MAX: usize = 300;
