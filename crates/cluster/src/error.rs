@@ -31,6 +31,12 @@ pub enum WorkError {
         /// The sources, formatted for display.
         unconfirmed: String,
     },
+    /// The queue accepted no item of the job.
+    #[error(
+        "begin a pass over the sources: the queue has accepted no work for {} s (check the free space of the broker)",
+        .0.as_secs()
+    )]
+    Full(Duration),
     /// A server was reached, but this node cannot use it as a broker.
     #[error(transparent)]
     UnusableServer(#[from] BrokerMismatch),

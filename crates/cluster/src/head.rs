@@ -451,12 +451,7 @@ impl<W: WorkQueue> Head<W> {
                     events.on(&Event::Warned { message });
                 }
                 progress.passes += 1;
-                let first = WorkItem {
-                    pass: progress.passes,
-                    source: 0,
-                    work: ItemWork::Begin(job.tops_of_sources().collect()),
-                };
-                self.node.queue.put(vec![first]).await?;
+                self.begin_pass(progress.passes, events).await?;
                 progress.losses = Some(losses);
             }
             tokio::select! {
@@ -469,6 +464,30 @@ impl<W: WorkQueue> Head<W> {
                 },
             }
         }
+    }
+
+    /// Puts the first item of a pass into the queue. Waits for space in a queue that refuses the item: without it, the
+    /// queue would look like that of a complete pass.
+    async fn begin_pass(&self, pass: u32, events: &SessionEvents) -> Result<(), SessionEnd> {
+        let first = WorkItem {
+            pass,
+            source: 0,
+            work: ItemWork::Begin(self.node.job.tops_of_sources().collect()),
+        };
+        let until = Instant::now() + ROOM_MAX;
+        let mut announced = self.node.queue.put(vec![first.clone()]).await?;
+        if !announced.refused.is_empty() {
+            let message = "the queue is full: waiting for space".to_owned();
+            events.on(&Event::Warned { message });
+        }
+        while !announced.refused.is_empty() {
+            if Instant::now() >= until {
+                return Err(WorkError::Full(ROOM_MAX).into());
+            }
+            sleep(LOOK_EVERY).await;
+            announced = self.node.queue.put(vec![first.clone()]).await?;
+        }
+        Ok(())
     }
 }
 
@@ -543,6 +562,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Minimum interval at which the queue is asked whether it is idle. The first intervals are short, because small jobs
 /// end soon.
+/// How long the head waits for space in the queue for the first item of a pass.
+const ROOM_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -554,7 +575,7 @@ mod tests {
     use zmove_wire::{FaultCode, Operation, Refusal, RefusalCode};
 
     use super::*;
-    use crate::lab::{job, receiver};
+    use crate::lab::{item_of, job, receiver, root};
     use crate::queue::LocalQueue;
     use crate::session::ConnectedSession;
 
@@ -649,6 +670,29 @@ mod tests {
             0,
             Duration::ZERO,
         ))
+    }
+
+    /// Without its first item, a pass would count as complete.
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_whose_first_item_the_queue_refuses_does_not_begin() {
+        let head = head();
+        let events = session(&head);
+        let items = (0..).map(|source| item_of(source, ItemWork::Trees(vec![root()])));
+        let all = items.take(100_000).collect();
+        let mut refused = head.node.queue.put(all).await.unwrap().refused;
+        assert!(!refused.is_empty(), "it is full");
+        let error = head.begin_pass(1, &events).await.unwrap_err();
+        assert!(matches!(
+            error,
+            SessionEnd::Queue(WorkError::Full(ROOM_MAX))
+        ));
+        refused.clear();
+        let begun = async {
+            let taken = head.node.queue.take().await.unwrap().unwrap();
+            head.node.queue.done(taken).await.unwrap();
+        };
+        let (begun, ()) = tokio::join!(head.begin_pass(1, &events), begun);
+        begun.unwrap();
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //!   single server keeps consumers in memory, so a missing consumer shows that it was restarted. The items that it had
 //!   written to disk by then are unknown.
 //! - **Silence.** A server with truncated files may count items that no consumer delivers, not even a new one. If the
-//!   head of a job detects this, it deletes the stream. Every job with items in the stream then detects a loss.
+//!   head of a job detects this, it deletes the stream. Every job with items in the stream then detects a loss. A server
+//!   without these files refuses all items. A head whose first item is refused for a while deletes the stream as well.
 //! - **Limits.** A subject accepts a limited number of items and refuses further ones. `put` returns the refused items.
 //!   If it waited for space instead, all movers might wait forever.
 //! - **Leases** are managed by the consumers (`ack_wait`), with an unlimited number of deliveries.
@@ -50,7 +51,7 @@ use crate::error::WorkError;
 use crate::job::NodeRole;
 use crate::queue::{Announced, LEASE, Taken, WorkItem, WorkQueue};
 use answers::BrokerError;
-use broker::{Losses, Put, STREAM, Silence};
+use broker::{Losses, Put, Refusals, STREAM, Silence};
 use connection::Connection;
 use seal::Seal;
 use take::Taker;
@@ -77,6 +78,7 @@ pub struct JetStream {
     stored: AtomicU64,
     losses: Lock<Losses>,
     silence: Lock<Silence>,
+    refusals: Lock<Refusals>,
     began: Instant,
     taker: Mutex<Taker>,
     /// Each lease holds a receiver of this channel until the broker has confirmed that the delivery has ended. The
@@ -171,6 +173,7 @@ impl JetStream {
             stored: AtomicU64::default(),
             losses: Lock::default(),
             silence: Lock::default(),
+            refusals: Lock::default(),
             began: Instant::now(),
             taker: Mutex::default(),
             leases: watch::Sender::new(()),
@@ -344,6 +347,13 @@ impl WorkQueue for JetStream {
                 Put::Known => {}
                 Put::NoRoom => announced.refused.push(item),
             }
+        }
+        if announced.put > 0 {
+            self.refusals.lock().clear();
+        } else if !announced.refused.is_empty() && self.settings.role == NodeRole::Head {
+            let repair = || self.delete_if_damaged();
+            self.ask("query the amount of work in the queue", repair)
+                .await?;
         }
         Ok(announced)
     }

@@ -111,6 +111,20 @@ impl Lab {
         file.set_len(bytes * percent / 100).unwrap();
     }
 
+    /// Removes the files of the stream while the server runs, so that it cannot store items.
+    pub(crate) async fn remove_files_of_stream(&self) {
+        fs::remove_dir_all(self.streams().join("$G/streams/zmove")).unwrap();
+        // The server keeps using the open file until it is full.
+        let context = self.context().await;
+        loop {
+            let of_other_job = format!("{STREAM}.other");
+            let sent = context.publish(of_other_job, vec![0; 500_000].into()).await;
+            if sent.unwrap().await.is_err() {
+                return;
+            }
+        }
+    }
+
     fn streams(&self) -> PathBuf {
         self.config.directory.join("jetstream")
     }

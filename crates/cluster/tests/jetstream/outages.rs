@@ -458,3 +458,25 @@ async fn a_stream_with_other_subjects_is_named() {
         "{text}"
     );
 }
+
+/// The first item of a pass must not be lost: a queue without it looks like that of a complete pass.
+#[tokio::test]
+async fn a_server_that_has_lost_the_files_of_the_stream_gets_a_new_one() {
+    let Some(lab) = Lab::start().await else {
+        return;
+    };
+    let silence = Duration::from_millis(100);
+    let head = lab.open(Settings {
+        silence,
+        ..settings(NodeRole::Head)
+    });
+    let head = head.await.unwrap();
+    lab.remove_files_of_stream().await;
+    let refused = head.put(vec![walk(0)]).await.unwrap();
+    assert_eq!(refused.refused, [walk(0)]);
+    assert_eq!(head.waiting().await.unwrap(), 0);
+    while !head.put(vec![walk(0)]).await.unwrap().refused.is_empty() {
+        tokio::time::sleep(silence).await;
+    }
+    assert_eq!(head.waiting().await.unwrap(), 1);
+}

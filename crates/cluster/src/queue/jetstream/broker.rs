@@ -55,6 +55,21 @@ impl Losses {
     }
 }
 
+/// The refusals of items since the last item that was accepted.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    since: Option<Instant>,
+    /// Whether the stream was deleted because of refusals. It is not deleted twice, because its storage may be full.
+    has_deleted: bool,
+}
+
+impl Refusals {
+    /// Records that an item was accepted.
+    pub(super) const fn clear(&mut self) {
+        self.since = None;
+    }
+}
+
 /// The broker's answer to an item.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put {
@@ -213,6 +228,24 @@ impl JetStream {
         // counts.
         let delivers = info.num_pending > 0 && info.num_waiting == 0;
         Ok(info.num_ack_pending > 0 || delivers)
+    }
+
+    /// Deletes the stream if all items have been refused for the time of a silence although the job has no item there.
+    /// Either the server has lost the files of the stream, or its storage is full.
+    pub(super) async fn delete_if_damaged(&self) -> Result<(), BrokerError> {
+        if self.count().await? > 0 {
+            return Ok(());
+        }
+        {
+            let mut refusals = self.refusals.lock();
+            let since = *refusals.since.get_or_insert_with(Instant::now);
+            if refusals.has_deleted || since.elapsed() < self.settings.silence {
+                return Ok(());
+            }
+            refusals.has_deleted = true;
+        }
+        self.connection.context.delete_stream(STREAM).await?;
+        self.make().await
     }
 
     /// Puts an item into the queue. The broker stores the item only once if it has received the same item within the
