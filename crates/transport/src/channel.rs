@@ -8,13 +8,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use zmove_wire::{Cipher, SignedJobGrant};
 
+use crate::byte_stream::{ByteStream, delegate_stream};
 use crate::lane::clear::ClearLane;
 use crate::lane::rate_limiter::SharedRate;
 use crate::lane::tls::TlsLane;
@@ -229,7 +228,7 @@ impl Channel {
     }
 
     /// Returns the stream for greetings and control messages.
-    fn stream(&mut self) -> Pin<&mut dyn Stream> {
+    fn stream(&mut self) -> Pin<&mut dyn ByteStream> {
         match &mut self.0 {
             Established::Tcp(connection) => Pin::new(&mut **connection),
             Established::Quic(connection) => Pin::new(&mut **connection),
@@ -242,34 +241,4 @@ trait LaneEnd: LaneSink + LaneSource {}
 
 impl<L: LaneSink + LaneSource> LaneEnd for L {}
 
-trait Stream: AsyncRead + AsyncWrite + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
-
-impl AsyncRead for Channel {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.stream().poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Channel {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_shutdown(context)
-    }
-}
+delegate_stream!(Channel);

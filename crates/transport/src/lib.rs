@@ -5,6 +5,7 @@
 //! **Invariant:** no connection is returned before both ends have proved their keys.
 
 mod blocking;
+mod byte_stream;
 mod channel;
 mod control;
 mod endpoint;

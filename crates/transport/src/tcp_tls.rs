@@ -11,14 +11,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 use zmove_wire::PROTOCOL_NAME;
 
+use crate::byte_stream::{ByteStream, delegate_stream};
 use crate::path::{PathProbe, Transport};
 use crate::record::TrafficSecrets;
 use crate::trust::{Fingerprint, peer_fingerprint};
@@ -143,6 +142,10 @@ impl Connection {
             .unwrap_or_default()
     }
 
+    fn stream(&mut self) -> Pin<&mut dyn ByteStream> {
+        Pin::new(&mut self.stream)
+    }
+
     /// Returns the transport below TLS.
     pub(crate) fn transport(&self) -> Transport {
         self.stream.get_ref().0.transport()
@@ -211,30 +214,4 @@ impl AsFd for Connection {
     }
 }
 
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
+delegate_stream!(Connection);

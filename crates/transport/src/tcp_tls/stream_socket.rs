@@ -6,12 +6,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use socket2::Socket;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::byte_stream::{ByteStream, delegate_stream};
 use crate::path::Transport;
 
 /// A connected socket.
@@ -49,10 +48,6 @@ impl StreamSocket {
     }
 }
 
-trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> ByteStream for S {}
-
 impl AsFd for StreamSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
@@ -62,42 +57,4 @@ impl AsFd for StreamSocket {
     }
 }
 
-impl AsyncRead for StreamSocket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.stream().poll_read(context, out)
-    }
-}
-
-impl AsyncWrite for StreamSocket {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_shutdown(context)
-    }
-}
+delegate_stream!(StreamSocket);
