@@ -140,6 +140,12 @@ pub(crate) enum Command {
         /// Paths to access
         paths: Vec<PathBuf>,
     },
+    /// Connect standard input and output to a port of this host; a push starts this over ssh
+    #[command(hide = true)]
+    Lane {
+        /// Port on the loopback interface
+        port: u16,
+    },
     /// Receive one push; 'push --ssh' starts this over ssh
     #[command(hide = true)]
     Receive,

@@ -211,8 +211,11 @@ pub enum SshError {
         /// The exit status of ssh.
         status: ExitStatus,
     },
-    /// A login of ssh did not take the order to forward connections.
-    #[error("send data through ssh: {said}")]
+    /// The login of ssh connects neither by a channel nor by a session.
+    #[error(
+        "send data through ssh: {said} (the server must permit 'AllowTcpForwarding local', or more than two sessions in \
+         'MaxSessions')"
+    )]
     Forward {
         /// The message of ssh.
         said: String,

@@ -41,6 +41,11 @@ pub enum Notice<'a> {
         /// How long the engine tries to reconnect.
         timeout: Timeout,
     },
+    /// The ssh server forwards no connections, so the lanes are sessions of the login.
+    LanesAreSessions {
+        /// The host.
+        remote: &'a Remote,
+    },
     /// The receiver's port does not answer, and the data goes through ssh.
     ThroughSsh {
         /// The receiver.
@@ -131,6 +136,14 @@ impl Display for Notice<'_> {
                 write!(
                     f,
                     "connection to {remote} lost: {cause}; reconnecting for up to {timeout}"
+                )
+            }
+            Self::LanesAreSessions { remote } => {
+                write!(
+                    f,
+                    "the ssh server at {} forwards no connections; the data uses sessions of the login, as many as its \
+                     MaxSessions permits",
+                    remote.host
                 )
             }
             Self::ThroughSsh { remote } => {

@@ -37,7 +37,7 @@ mod messages;
 
 use bootstrap::{Bootstrap, Bootstrapped, FoundHelper, Helper};
 use config::{LoginDetection, SshConfig};
-pub(crate) use master::{SharedForwarding, SshMaster};
+pub(crate) use master::SshMaster;
 pub(crate) use messages::fuzzing as ssh_messages_fuzzing;
 pub use messages::{RECEIVE_REQUEST_BYTES_MAX, ReceiveReply, ReceiveRequest};
 
@@ -73,8 +73,6 @@ pub(crate) struct SshSession {
     child: Child,
     /// Pipe to ssh. The receiver ends when it is closed.
     input: ChildStdin,
-    /// The forwarding for this session, if a login of the user carries it.
-    forwarding: Option<SharedForwarding>,
 }
 
 /// The purpose of a receiver.
@@ -105,26 +103,42 @@ pub(crate) async fn start(
         SshConfig::ask(&settings.ssh, remote, login),
         Helper::load(&settings.ssh)
     );
-    let master = match duty {
+    let mut master = match duty {
         ReceiverPurpose::Session => SshMaster::prepare(settings, &config),
         ReceiverPurpose::Copy => None,
     };
     let began = Instant::now();
-    let start = match &helper {
-        Some(helper) => helper.start_command(),
-        None => format!("{} receive", settings.ssh.remote_zmove()),
-    };
-    let master_of = master.as_ref();
-    let mut child = spawn(remote, login, &settings.ssh, &config, master_of, &start)?;
-    let output = child.stdout.take().expect("a pipe was asked for");
-    let mut pipes = SshPipes {
-        input: child.stdin.take().expect("a pipe was asked for"),
-        output: BufReader::new(output).take(SHELL_BYTES_MAX),
-        printed: RemoteOutput::default(),
-    };
+    let start = start_command(helper.as_ref(), &settings.ssh);
     let request = request(&identity, settings, duty).line();
-    let answered = request_receiver(&mut pipes, &request, &config, remote, helper.as_ref()).await?;
-    let SshPipes { input, printed, .. } = pipes;
+    let log_in = async |first: &[&str], master: Option<&SshMaster>| {
+        let mut command = ssh(&settings.ssh, remote, login, first);
+        command.args(config.options());
+        if let Some(master) = master {
+            command.args(master.last_options(&config));
+        }
+        command.args(["-T", &remote_name(remote, login), &start]);
+        let child = spawn(command, &settings.ssh)?;
+        ask_receiver(child, &request, &config, remote, helper.as_ref()).await
+    };
+    let first = master
+        .as_ref()
+        .map_or(&[][..], |master| master.first_options(&config));
+    let mut asked_receiver = log_in(first, master.as_ref()).await?;
+    if matches!(asked_receiver.answer, Answer::Ended)
+        && let Some(refused) = &master
+        && refused.may_have_failed(&settings.ssh.program)
+        && asked_receiver.has_failed_to_log_in().await
+    {
+        master = None;
+        // The user may have answered a question before the first login failed.
+        asked_receiver = log_in(&["-oBatchMode=yes"], None).await?;
+    }
+    let AskedReceiver {
+        child,
+        input,
+        answer: answered,
+        printed,
+    } = asked_receiver;
     let Answer::Reply(ReceiveReply {
         key, port, address, ..
     }) = answered
@@ -143,22 +157,24 @@ pub(crate) async fn start(
     };
     let asked = asked_since(began);
     let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
-    let key = key.parse().map_err(SshError::Key)?;
-    let session = SshSession {
-        child,
-        input,
-        forwarding: None,
-    };
     Ok(SshReceiver {
         identity,
-        key,
+        key: key.parse().map_err(SshError::Key)?,
         host,
         port,
-        session,
+        session: SshSession { child, input },
         master,
         is_behind_proxy: config.has_proxy(),
         asked,
     })
+}
+
+/// Returns the command that starts the receiver.
+fn start_command(helper: Option<&Helper>, settings: &SshSettings) -> String {
+    match helper {
+        Some(helper) => helper.start_command(),
+        None => format!("{} receive", settings.remote_zmove()),
+    }
 }
 
 /// Sends the request and waits for the receiver's answer. Sends the helper first if the host asks for it.
@@ -189,32 +205,53 @@ async fn request_receiver(
     }
 }
 
-/// Starts ssh, which runs the command `start` on the host.
-fn spawn(
-    remote: &Remote,
-    login: &Login,
-    settings: &SshSettings,
-    config: &SshConfig,
-    master: Option<&SshMaster>,
-    start: &str,
-) -> Result<Child, SshError> {
-    let first = master.map_or(&[][..], SshMaster::first_options);
-    let mut command = ssh(settings, remote, login, first);
-    command.args(config.options());
-    if let Some(master) = master {
-        command.args(config.alive_options());
-        command.args(config.cipher_option());
-        command.args(master.last_options());
+/// Starts ssh.
+fn spawn(mut command: Command, settings: &SshSettings) -> Result<Child, SshError> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().map_err(|source| SshError::Start {
+        program: settings.program.clone(),
+        source,
+    })
+}
+
+/// An ssh process that was asked for a receiver.
+struct AskedReceiver {
+    child: Child,
+    input: ChildStdin,
+    answer: Answer,
+    printed: RemoteOutput,
+}
+
+impl AskedReceiver {
+    /// Returns whether ssh has ended without a login. It exits with 255 if it or the connection fails.
+    async fn has_failed_to_log_in(&mut self) -> bool {
+        let ended = timeout(END_TIMEOUT, self.child.wait()).await;
+        matches!(ended, Ok(Ok(status)) if status.code() == Some(255))
     }
-    command
-        .args(["-T", &remote_name(remote, login), start])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|source| SshError::Start {
-            program: settings.program.clone(),
-            source,
-        })
+}
+
+/// Sends the request to the receiver that ssh starts, and waits for its answer.
+async fn ask_receiver(
+    mut child: Child,
+    request: &str,
+    config: &SshConfig,
+    remote: &Remote,
+    helper: Option<&Helper>,
+) -> Result<AskedReceiver, SshError> {
+    let output = child.stdout.take().expect("a pipe was asked for");
+    let mut pipes = SshPipes {
+        input: child.stdin.take().expect("a pipe was asked for"),
+        output: BufReader::new(output).take(SHELL_BYTES_MAX),
+        printed: RemoteOutput::default(),
+    };
+    let answer = request_receiver(&mut pipes, request, config, remote, helper).await?;
+    let SshPipes { input, printed, .. } = pipes;
+    Ok(AskedReceiver {
+        child,
+        input,
+        answer,
+        printed,
+    })
 }
 
 /// Returns the request to the receiver.
@@ -238,24 +275,12 @@ fn request(
 }
 
 impl SshSession {
-    /// Keeps the forwarding of a login of the user until this session ends.
-    pub(crate) fn keep(&mut self, forwarding: Option<SharedForwarding>) {
-        self.forwarding = forwarding;
-    }
-
     /// Waits for the end of ssh and of a receiver that has finished its work.
     pub(crate) async fn end(self) {
-        let Self {
-            mut child,
-            input,
-            forwarding,
-        } = self;
+        let Self { mut child, input } = self;
         drop(input);
         // An ssh process that takes longer is killed when it is dropped.
         let _in_time = timeout(END_TIMEOUT, child.wait()).await;
-        if let Some(forwarding) = forwarding {
-            forwarding.end().await;
-        }
     }
 }
 

@@ -138,6 +138,12 @@ impl ChannelDialer {
         self.tcp.as_ref().is_some_and(TcpDialer::is_forwarded)
     }
 
+    /// Returns the maximum number of lanes that ssh is expected to carry, or `None` if there is no limit.
+    #[must_use]
+    pub fn lanes_max(&self) -> Option<u16> {
+        self.tcp.as_ref()?.lanes_max()
+    }
+
     /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
     /// key. Only the next data from the host shows that.
     ///

@@ -186,6 +186,11 @@ impl TcpDialer {
         self.forwarded.is_some()
     }
 
+    /// Returns the maximum number of lanes that ssh is expected to carry, or `None` if there is no limit.
+    pub(crate) fn lanes_max(&self) -> Option<u16> {
+        self.forwarded.as_ref()?.lanes_max()
+    }
+
     /// Dials one connection in at most `deadline`. A successful dial does not mean that the host accepts this side's
     /// key. Only the next data from the host shows that.
     ///

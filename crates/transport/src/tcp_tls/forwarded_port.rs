@@ -1,7 +1,10 @@
-//! A port of another host to which ssh forwards the connections of a Unix socket on this host.
+//! A port of another host that is reached through a login of ssh.
 //!
-//! **Invariant:** the socket's file is not needed after [`ForwardedPort::open`]. The caller removes it immediately, so
-//! that even a killed process leaves no file behind.
+//! The login's ssh process is a *master* (ssh_config(5), `ControlMaster`). Each connection is one request to it: a
+//! forwarded channel, or if the server forwards nothing, a session with a program that connects to the port.
+//!
+//! **Invariant:** a connection ends with its request, and a request ends with this process. Nothing stays in the
+//! master, and the file of its socket is not needed after [`ForwardedPort::open`].
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,28 +14,58 @@ use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
 use tokio::net::UnixStream;
+use zmove_types::Lock;
 
-/// A forwarded port. Cheap to clone.
+use multiplexing::{Carrier, request};
+
+mod multiplexing;
+
+/// A port that ssh reaches. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ForwardedPort {
-    /// The Unix socket on which ssh listens.
-    socket: Arc<OwnedFd>,
+    /// The socket for requests to the master.
+    control: Arc<OwnedFd>,
     port: u16,
+    carrier: Carrier,
+    /// The connection that has shown that the carrier works. The first dial takes it.
+    first: Arc<Lock<Option<UnixStream>>>,
 }
 
 impl ForwardedPort {
-    /// Opens the Unix socket at `path`, on which ssh already listens. ssh forwards its connections to `port` on the
-    /// loopback interface of the other host.
+    /// Connects to `port` on the loopback interface of the other host, through the master that listens at `control`.
+    /// `program` connects its standard input and output to that port.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened.
-    pub fn open(path: &Path, port: u16) -> io::Result<Self> {
+    /// Returns an error if there is no such master, or if the server permits neither of both.
+    pub async fn open(control: &Path, port: u16, program: String) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let socket = rustix::fs::open(path, flags, Mode::empty())?;
-        Ok(Self {
-            socket: Arc::new(socket),
-            port,
-        })
+        let control = Arc::new(rustix::fs::open(control, flags, Mode::empty())?);
+        let mut refused = None;
+        for carrier in [Carrier::Channel(port), Carrier::Session(program)] {
+            match request(connect_to(&control).await?, &carrier).await {
+                Ok(first) => {
+                    return Ok(Self {
+                        control,
+                        port,
+                        carrier,
+                        first: Arc::new(Lock::new(Some(first))),
+                    });
+                }
+                Err(error) => refused = Some(error),
+            }
+        }
+        Err(refused.expect("each carrier was refused"))
+    }
+
+    /// Returns whether the server forwards no channels, so that each connection is a session of the login.
+    #[must_use]
+    pub const fn needs_sessions(&self) -> bool {
+        matches!(self.carrier, Carrier::Session(_))
+    }
+
+    /// Returns the maximum number of lanes that the server is expected to permit, or `None` if it has no limit.
+    pub(crate) fn lanes_max(&self) -> Option<u16> {
+        self.needs_sessions().then_some(SESSION_LANES)
     }
 
     /// Returns the address of the port, as the other host sees it.
@@ -40,29 +73,19 @@ impl ForwardedPort {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Connects to ssh, which then connects to the port. A success does not show that ssh may forward the connection.
+    /// Connects to the port.
     pub(super) async fn connect(&self) -> io::Result<UnixStream> {
-        UnixStream::connect(format!("/proc/self/fd/{}", self.socket.as_raw_fd())).await
+        let first = self.first.lock().take();
+        match first {
+            Some(first) => Ok(first),
+            None => request(connect_to(&self.control).await?, &self.carrier).await,
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::UnixListener;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn the_socket_is_reached_after_its_file_is_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("socket");
-        let listener = UnixListener::bind(&path).unwrap();
-        let port = ForwardedPort::open(&path, 1).unwrap();
-        directory.close().unwrap();
-        let mut near = port.connect().await.unwrap();
-        let (mut far, _) = listener.accept().await.unwrap();
-        near.write_all(b"x").await.unwrap();
-        assert_eq!(far.read_u8().await.unwrap(), b'x');
-    }
+async fn connect_to(control: &OwnedFd) -> io::Result<UnixStream> {
+    UnixStream::connect(format!("/proc/self/fd/{}", control.as_raw_fd())).await
 }
+
+/// OpenSSH's default of `MaxSessions`, less the sessions of the receiver and of control.
+const SESSION_LANES: u16 = 8;

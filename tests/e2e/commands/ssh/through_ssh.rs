@@ -219,10 +219,49 @@ fn all_transfers_work_through_ssh() {
 }
 
 #[test]
-fn a_server_that_forwards_nothing_is_named() {
+fn lanes_are_sessions_where_a_server_forwards_nothing() {
+    let site = Site::local();
+    for (name, max_sessions) in [("usual", 10), ("few", 3)] {
+        let place = SshdPlace {
+            config: &format!("AllowTcpForwarding no\nMaxSessions {max_sessions}\n"),
+            ..SshdPlace::default()
+        };
+        let Some(sshd) = Sshd::start_at(&site, &place) else {
+            return;
+        };
+        if name == "usual" {
+            paint(&site);
+        }
+        let target = site.target().join(name);
+        let words = ["push", "--json", "source/", &sshd.at(&target)];
+        let pushed = run(&site, &sshd, &words).expect(0).says(&[
+            "zmove: the ssh server at 127.0.0.1 forwards no connections; the data uses sessions of the login",
+            "MaxSessions",
+        ]);
+        let summary = pushed.summary();
+        assert_eq!(summary["transport"], "ssh", "{summary}");
+        assert_eq!(summary["cipher"], "tls", "{summary}");
+        assert_eq!(
+            summary["lanes"].as_u64() >= Some(2),
+            name == "usual",
+            "{summary}"
+        );
+        assert_same(&site.source(), &target);
+        let back = site.path(&format!("back-{name}"));
+        let from = format!("{}/", sshd.at(&target));
+        run(&site, &sshd, &["pull", &from, back.to_str().unwrap()]).expect(0);
+        assert_same(&site.source(), &back);
+        assert_no_sockets(&site);
+        drop(sshd);
+        std::fs::remove_dir_all(site.path("ssh")).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_permits_neither_channels_nor_sessions_is_named() {
     let site = Site::local();
     let place = SshdPlace {
-        config: "AllowTcpForwarding no\n",
+        config: "AllowTcpForwarding no\nMaxSessions 1\n",
         ..SshdPlace::default()
     };
     let Some(sshd) = Sshd::start_at(&site, &place) else {
@@ -230,12 +269,13 @@ fn a_server_that_forwards_nothing_is_named() {
     };
     paint(&site);
     let target = sshd.at_target(&site);
-    let refused = run(&site, &sshd, &["push", "source/", &target]);
-    refused.expect(10).says(&[
-        "zmove: connect to 127.0.0.1:",
-        "through ssh: the ssh server there does not forward connections",
-        "AllowTcpForwarding",
-    ]);
+    run(&site, &sshd, &["push", "source/", &target])
+        .expect(10)
+        .says(&[
+            "zmove: send data through ssh: ",
+            "AllowTcpForwarding",
+            "MaxSessions",
+        ]);
     assert_no_sockets(&site);
     // The port answers, so the login is not asked.
     let pushed = push(&site, &sshd.command(), &[], &target).outcome().done();
@@ -243,37 +283,88 @@ fn a_server_that_forwards_nothing_is_named() {
     assert_no_sockets(&site);
 }
 
-/// The wrapper answers questions about the configuration like ssh, but it takes no options of a master.
+/// Such a script may pass the options to another host or user, where they fail.
 #[test]
-fn a_wrapper_of_ssh_gets_no_options_of_a_master() {
+fn a_script_around_ssh_that_cannot_be_a_master_logs_in_once_more_without_questions() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
     };
     paint(&site);
-    let body = format!(
-        "case \"$*\" in *ControlMaster*) exit 255;; esac; exec {} \"$@\"",
-        sshd.command()
+    let log = site.path("log");
+    let wrapper = script(
+        &site,
+        "wrapper",
+        &format!(
+            "case \"$*\" in *receive*) echo \"$*\" >> '{}';; esac\n\
+             case \"$*\" in *-S*receive*) exit 255;; esac\n\
+             exec {} \"$@\"",
+            log.display(),
+            sshd.command()
+        ),
     );
-    let wrapper = script(&site, "wrapper", &body);
+    let wrapper = wrapper.to_str().unwrap();
     let target = sshd.at_target(&site);
-    push(&site, wrapper.to_str().unwrap(), &[], &target)
-        .outcome()
-        .done();
+    let pushed = push(&site, wrapper, &[], &target).outcome().done();
+    assert_eq!(pushed.summary()["transport"], "tcp");
     assert_same(&site.source(), &site.target());
+    let logins = std::fs::read_to_string(log).unwrap();
+    let batch: Vec<_> = logins
+        .lines()
+        .map(|login| login.contains("BatchMode=yes"))
+        .collect();
+    assert_eq!(batch, [false, true], "{logins}");
+    assert_no_sockets(&site);
 }
 
-/// A second option would make ssh ask for a confirmation of each order.
 #[test]
-fn a_command_that_makes_each_login_a_master_is_used_for_data() {
+fn a_user_may_ask_for_a_master() {
     let site = Site::local();
     let Some(sshd) = Sshd::start(&site) else {
         return;
     };
     paint(&site);
-    let master = format!("{} -M", sshd.command());
-    let pushed = push(&site, &master, &["--via", "ssh"], &sshd.at_target(&site)).outcome();
-    assert_eq!(pushed.done().summary()["transport"], "ssh");
+    let socket = site.path("master");
+    let own = format!("{} -M", sshd.command());
+    let with_path = format!("{own} -S '{}'", socket.display());
+    for (name, ssh) in [("own", own), ("path", with_path)] {
+        let target = site.target().join(name);
+        let pushed = push(&site, &ssh, &["--via", "ssh"], &sshd.at(&target)).outcome();
+        assert_eq!(pushed.done().summary()["transport"], "ssh");
+        assert_same(&site.source(), &target);
+        assert_no_sockets(&site);
+    }
+}
+
+#[test]
+fn a_push_that_is_killed_before_the_login_leaves_nothing() {
+    let site = Site::local();
+    let Some(sshd) = Sshd::start(&site) else {
+        return;
+    };
+    paint(&site);
+    let started = site.path("started");
+    let hold = site.path("hold");
+    let made = Command::new("mkfifo").arg(&hold).status().unwrap();
+    assert!(made.success());
+    let proxy = script(
+        &site,
+        "proxy",
+        &format!(
+            "echo > '{}'; exec cat '{}'",
+            started.display(),
+            hold.display()
+        ),
+    );
+    let ssh = format!("{} -o ProxyCommand='{}'", sshd.command(), proxy.display());
+    let mut client = push(&site, &ssh, &[], &sshd.at_target(&site)).start();
+    wait_for("ssh connects", || started.exists());
+    let ssh = children(&client);
+    client.kill().unwrap();
+    wait_within_patience(&mut client);
+    assert_no_sockets(&site);
+    drop(std::fs::OpenOptions::new().write(true).open(hold).unwrap());
+    wait_for("ssh ends", || !ssh.iter().copied().any(runs));
     assert_no_sockets(&site);
 }
 
@@ -315,6 +406,7 @@ fn logins_that_the_user_shares_are_not_disturbed() {
         assert_same(&site.source(), &target(name));
         assert_no_sockets(&site);
     };
+    push_to("own");
     let ssh = |words: &str| {
         let host = format!("-p {} {}@127.0.0.1", sshd.port, user());
         let mut ssh = Command::new("sh");
@@ -322,9 +414,11 @@ fn logins_that_the_user_shares_are_not_disturbed() {
         ssh.stdout(Stdio::null()).stderr(Stdio::null());
         ssh.status().unwrap().success()
     };
-    push_to("first");
-    assert!(ssh("-O check"), "as after any use of this ssh");
-    push_to("second");
+    assert!(
+        ssh("-O check"),
+        "the push has created the login that the user shares"
+    );
+    push_to("shared");
     assert!(ssh("-O check"), "the user's login is still there");
     assert!(ssh("-O exit"));
 }

@@ -56,7 +56,7 @@ pub(super) async fn dial_all<L: LaneEnd>(
     let usual = match transport {
         Transport::Tcp => plan.count(round_trip, least),
         Transport::Quic => plan.fixed.unwrap_or_else(quic_lanes),
-        Transport::Ssh => plan.fixed.unwrap_or_else(|| ssh_lanes(round_trip)),
+        Transport::Ssh => plan.fixed.unwrap_or_else(|| ssh_lanes(round_trip, &dialer)),
     };
     let few = plan.sufficient_lanes(usual);
     let count = few.unwrap_or(usual);

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use zmove_disk::cores;
+use zmove_transport::ChannelDialer;
 use zmove_types::RateLimit;
 use zmove_wire::limits::LANES_MAX;
 
@@ -25,8 +26,9 @@ pub(super) fn lanes_for(rtt: Duration) -> u16 {
 }
 
 /// Returns the number of lanes through ssh. ssh gives each of them its own window.
-pub(super) fn ssh_lanes(rtt: Duration) -> u16 {
-    lanes_for_machine(rtt, cores(), SSH_WINDOW_BYTES)
+pub(super) fn ssh_lanes(rtt: Duration, dialer: &ChannelDialer) -> u16 {
+    let lanes = lanes_for_machine(rtt, cores(), SSH_WINDOW_BYTES);
+    dialer.lanes_max().map_or(lanes, |most| lanes.min(most))
 }
 
 /// Returns the number of lanes that suits a path on which each connection may have `window_bytes` in flight.

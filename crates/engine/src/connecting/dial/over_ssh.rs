@@ -21,7 +21,7 @@ use crate::connecting::closed_port::ClosedPortMemory;
 use crate::connecting::location::Login;
 use crate::connecting::path_memory::PathMemory;
 use crate::connecting::settings::ConnectionMethod;
-use crate::connecting::ssh::{self, ReceiverPurpose, SshMaster, SshReceiver, SshSession};
+use crate::connecting::ssh::{self, ReceiverPurpose, SshMaster, SshReceiver};
 use crate::error::{ConnectError, SshError};
 use crate::notice::Notice;
 
@@ -47,7 +47,7 @@ impl Connector<'_> {
             key,
             host,
             port,
-            mut session,
+            session,
             master,
             is_behind_proxy,
             asked,
@@ -61,7 +61,7 @@ impl Connector<'_> {
         };
         let mut reached = match (self.settings.ssh.method, master) {
             (ConnectionMethod::Ssh, Some(master)) => {
-                let reached = self.connect_through(&receiver, master, &mut session, need);
+                let reached = self.connect_through(&receiver, master, need);
                 reached.await?
             }
             (ConnectionMethod::Ssh, None) => {
@@ -71,7 +71,7 @@ impl Connector<'_> {
             (ConnectionMethod::Auto, Some(master)) => {
                 let memory = ClosedPortMemory::open(self.home, self.remote, login, &receiver.host);
                 let memory = memory.await;
-                self.connect_either_way(&receiver, master, &mut session, &memory, need)
+                self.connect_either_way(&receiver, master, &memory, need)
                     .await?
             }
             (ConnectionMethod::Direct, _) | (ConnectionMethod::Auto, None) => {
@@ -115,11 +115,14 @@ impl Connector<'_> {
         &self,
         receiver: &ReceiverAddress,
         master: SshMaster,
-        session: &mut SshSession,
         need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
-        let (forwarded, shared) = master.forward(receiver.port).await?;
-        session.keep(shared);
+        let forwarded = master.open(receiver.port).await?;
+        if forwarded.needs_sessions() {
+            self.listener.hear(&Notice::LanesAreSessions {
+                remote: self.remote,
+            });
+        }
         let policy = HostPolicy::Pinned(receiver.key);
         let ReceiverAddress { identity, host, .. } = receiver;
         let dialer = ChannelDialer::through(identity, host, forwarded, policy)?;
@@ -136,7 +139,6 @@ impl Connector<'_> {
         &self,
         receiver: &ReceiverAddress,
         master: SshMaster,
-        session: &mut SshSession,
         memory: &ClosedPortMemory,
         need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
@@ -158,7 +160,7 @@ impl Connector<'_> {
                 () = unreached.notified() => {}
                 () = has_lost_head_start(head_start, &dialing) => {}
             }
-            self.connect_through(receiver, master, session, need).await
+            self.connect_through(receiver, master, need).await
         });
         let neither_way = |direct, through_ssh| ConnectError::NeitherWay {
             host: receiver.host.clone(),

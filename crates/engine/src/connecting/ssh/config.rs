@@ -50,7 +50,9 @@ impl SshConfig {
             lines: ask(&["-G"]).await.unwrap_or_default(),
             is_shared: false,
         };
-        if config.value("controlpath").is_some() {
+        // Such an ssh uses no existing login. It would log in instead of checking.
+        let always_logs_in = matches!(config.value("controlmaster"), Some("true" | "ask"));
+        if config.value("controlpath").is_some() && !always_logs_in {
             config.is_shared = ask(&["-O", "check"]).await.is_some();
         }
         config
@@ -79,17 +81,18 @@ impl SshConfig {
         }
     }
 
-    /// Returns the socket of the login that ssh shares with other uses of ssh, or will share once it has logged in.
+    /// Returns the socket of a login that the user shares, if any. ssh may create it.
     pub(super) fn shared_control(&self) -> Option<&str> {
-        let is_shared =
-            self.is_shared || self.is_master() || self.value(CONTROL_MASTER) == Some("auto");
-        self.value("controlpath").filter(|_| is_shared)
+        let creates = self
+            .value("controlmaster")
+            .is_some_and(|value| value != "false");
+        self.value("controlpath")
+            .filter(|_| self.is_shared || creates)
     }
 
-    /// Returns whether the user has made each login a master, for example with `ssh -M`.
+    /// Returns whether ssh becomes a master without a further option.
     pub(super) fn is_master(&self) -> bool {
-        // OpenSSH prints `true` for `yes`.
-        matches!(self.value(CONTROL_MASTER), Some("true" | "yes"))
+        matches!(self.value("controlmaster"), Some("true" | "auto"))
     }
 
     /// Returns the time limit for the connection, and for the time from the login to the receiver's answer.
@@ -127,6 +130,14 @@ impl SshConfig {
         Some(format!("-oCiphers={FAST_CIPHER},{rest}"))
     }
 
+    #[cfg(test)]
+    pub(super) fn of(lines: &str) -> Self {
+        Self {
+            lines: lines.into(),
+            is_shared: false,
+        }
+    }
+
     fn connect_timeout(&self) -> Option<Duration> {
         let seconds = self.value("connecttimeout")?.parse().ok()?;
         Some(Duration::from_secs(seconds))
@@ -141,9 +152,8 @@ impl SshConfig {
 /// The cipher with the least CPU time on hosts whose processors have instructions for AES.
 const FAST_CIPHER: &str = "aes128-gcm@openssh.com";
 /// The ciphers that OpenSSH proposes if none are configured, until version 9.9.
-const USUAL_CIPHERS: &str = "chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr,\
+pub(super) const USUAL_CIPHERS: &str = "chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,aes256-ctr,\
     aes128-gcm@openssh.com,aes256-gcm@openssh.com";
-const CONTROL_MASTER: &str = "controlmaster";
 /// The line that ssh prints when the login is complete.
 pub(super) const LOGGED_IN: &str = "zmove-logged-in";
 /// Time limit for ssh to print its configuration.
@@ -155,16 +165,9 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 mod tests {
     use super::*;
 
-    fn config(lines: &str) -> SshConfig {
-        SshConfig {
-            lines: lines.into(),
-            is_shared: false,
-        }
-    }
-
     #[test]
     fn a_usual_configuration_gets_both_limits() {
-        let config = config("hostname dtn\npermitlocalcommand no\nconnecttimeout none\n");
+        let config = SshConfig::of("hostname dtn\npermitlocalcommand no\nconnecttimeout none\n");
         assert_eq!(config.wait_max(), Duration::from_secs(20));
         assert_eq!(config.login_sign(), LoginDetection::Reported);
         assert_eq!(
@@ -179,7 +182,7 @@ mod tests {
 
     #[test]
     fn settings_of_the_user_are_kept() {
-        let config = config(
+        let config = SshConfig::of(
             "hostname dtn\nconnecttimeout 7\npermitlocalcommand yes\nlocalcommand knock %h\n",
         );
         assert_eq!(config.wait_max(), Duration::from_secs(7));
@@ -189,39 +192,29 @@ mod tests {
 
     #[test]
     fn connections_through_ssh_are_fast_and_end_if_the_path_is_lost() {
-        let usual = config(&format!("ciphers {USUAL_CIPHERS}\nserveraliveinterval 0\n"));
+        let usual = SshConfig::of(&format!("ciphers {USUAL_CIPHERS}\nserveraliveinterval 0\n"));
         let ciphers = "-oCiphers=aes128-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes192-ctr,\
             aes256-ctr,aes256-gcm@openssh.com";
         assert_eq!(usual.cipher_option().as_deref(), Some(ciphers));
         assert_eq!(usual.alive_options().len(), 2);
-        let chosen = config("ciphers aes256-ctr\nserveraliveinterval 30\n");
+        let chosen = SshConfig::of("ciphers aes256-ctr\nserveraliveinterval 30\n");
         assert_eq!(chosen.cipher_option(), None);
         assert!(chosen.alive_options().is_empty());
     }
 
     #[test]
     fn a_shared_connection_is_logged_in_before() {
-        let mut config = config("hostname dtn\ncontrolpath /run/dtn\n");
+        let mut config = SshConfig::of("hostname dtn\ncontrolpath /run/dtn\n");
         config.is_shared = true;
         assert_eq!(config.login_sign(), LoginDetection::AlreadyDone);
         assert_eq!(config.options(), ["-oConnectTimeout=20"]);
     }
 
     #[test]
-    fn a_login_that_the_user_will_share_is_used() {
-        let shared = |lines| config(lines).shared_control().map(str::to_owned);
-        let path = Some("/run/dtn".to_owned());
-        assert_eq!(shared("controlmaster auto\ncontrolpath /run/dtn\n"), path);
-        assert_eq!(shared("controlmaster true\ncontrolpath /run/dtn\n"), path);
-        assert_eq!(shared("controlmaster false\ncontrolpath /run/dtn\n"), None);
-        assert_eq!(shared("controlmaster auto\n"), None);
-    }
-
-    #[test]
     fn a_gateway_is_seen_in_the_configuration() {
-        assert!(config("hostname dtn\nproxyjump gate\n").has_proxy());
-        assert!(config("hostname dtn\nproxycommand nc %h 22\n").has_proxy());
-        assert!(!config("hostname dtn\nproxycommand none\n").has_proxy());
+        assert!(SshConfig::of("hostname dtn\nproxyjump gate\n").has_proxy());
+        assert!(SshConfig::of("hostname dtn\nproxycommand nc %h 22\n").has_proxy());
+        assert!(!SshConfig::of("hostname dtn\nproxycommand none\n").has_proxy());
     }
 
     #[test]

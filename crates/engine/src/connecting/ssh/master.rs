@@ -1,24 +1,21 @@
 //! Connections through the login of ssh.
 //!
-//! The ssh process that starts the receiver is also a *master* (ssh_config(5), `ControlMaster`): it takes orders on a
-//! Unix socket. One order makes it listen on a second Unix socket, whose connections it forwards to the receiver's port
-//! on the far host. Each is a channel of its own, so each has ssh's window for itself. If the user's ssh shares a login,
-//! that login is the master.
+//! The ssh process that starts the receiver is also a *master* (ssh_config(5), `ControlMaster`): it takes requests on a
+//! Unix socket. Each connection is a request ([`ForwardedPort`]), and a channel of its own, so each has ssh's window
+//! for itself. If the user's ssh shares its logins, the user's master takes the requests, and ssh gets no option from
+//! us that changes the login.
 //!
-//! **Invariant:** both sockets are in a directory of this process that only the user can open. It is removed as soon as
-//! the connections can be made, so a process that is killed leaves at most an empty directory, if that happens during
-//! the login. Our master ends with its session, which ends with this process. In a login of the user, a killed process
-//! leaves a listener that nobody can reach, until that login ends.
+//! **Invariant:** nothing exists before the login. Our master's socket is removed as soon as it is open, and our master
+//! ends with its session, which ends with this process. If this process is killed in between, ssh removes the socket
+//! when it ends.
 
-use std::fs::Permissions;
-use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{DirBuilder, File};
+use std::io::Read as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
-use tempfile::TempDir;
-use tokio::process::Command;
+use rustix::process::geteuid;
 use tokio::time::timeout;
 use zmove_transport::{ForwardedPort, TransportChoice};
 use zmove_types::printable;
@@ -26,181 +23,143 @@ use zmove_types::printable;
 use super::config::SshConfig;
 use crate::connecting::settings::{ConnectionMethod, DialSettings, SshSettings};
 use crate::error::SshError;
+use crate::random::random;
 
-/// The ssh process through which connections can be forwarded.
+/// The ssh process through which connections are made.
 #[derive(Debug)]
 pub(crate) struct SshMaster {
-    program: String,
-    /// The socket for orders.
+    /// The socket for requests.
     control: PathBuf,
     owner: MasterOwner,
-    directory: TempDir,
+    /// The command that runs zmove on the host.
+    remote_zmove: String,
 }
 
 /// The owner of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MasterOwner {
     /// This process starts it for one session.
-    Session {
-        /// Whether the user's options already make each login a master. A second such option would make ssh ask for a
-        /// confirmation of each order.
-        is_master: bool,
-    },
-    /// The user shares it between all uses of ssh.
+    Session,
+    /// The user shares it between uses of ssh. ssh starts it if it does not exist.
     User,
-}
-
-/// A forwarding by a master of the user. It is canceled when this is dropped.
-#[derive(Debug)]
-pub(crate) struct SharedForwarding {
-    /// The order to cancel, until it is given.
-    cancel: Option<std::process::Command>,
 }
 
 impl SshMaster {
     /// Prepares a master for the settings, or returns `None` if data cannot or must not go through ssh.
     pub(super) fn prepare(settings: &DialSettings, config: &SshConfig) -> Option<Self> {
         let ssh = &settings.ssh;
-        // A wrapper may pass on the question for the configuration, but not the options of a master.
-        let is_possible = match ssh.method {
-            ConnectionMethod::Direct => false,
-            ConnectionMethod::Auto => Path::new(&ssh.program).ends_with("ssh"),
-            ConnectionMethod::Ssh => true,
-        };
-        let is_excluded = !is_possible
+        let is_excluded = ssh.method == ConnectionMethod::Direct
             || settings.reach.transport == TransportChoice::Quic
             || config.host_name().is_none()
             || !has_only_options(&ssh.arguments);
         if is_excluded {
             return None;
         }
-        let directory = socket_directory(ssh).ok()?;
         let (control, owner) = match config.shared_control() {
             Some(path) => (path.into(), MasterOwner::User),
-            None => {
-                let is_master = config.is_master();
-                let control = directory.path().join(CONTROL);
-                (control, MasterOwner::Session { is_master })
-            }
+            None => (own_control(ssh)?, MasterOwner::Session),
         };
         Some(Self {
-            program: ssh.program.clone(),
             control,
             owner,
-            directory,
+            remote_zmove: ssh.remote_zmove().to_owned(),
         })
     }
 
     /// Returns the options that must come before those of the user, because ssh uses the first value of each option.
-    pub(super) fn first_options(&self) -> &'static [&'static str] {
+    pub(super) fn first_options(&self, config: &SshConfig) -> &'static [&'static str] {
         match self.owner {
-            MasterOwner::Session { is_master: false } => {
-                &["-oControlPersist=no", "-oControlMaster=yes"]
-            }
-            MasterOwner::Session { is_master: true } => &["-oControlPersist=no"],
+            // A second request to be a master, after a `-M` of the user, would mean to ask before each connection.
+            MasterOwner::Session if config.is_master() => &["-oControlPersist=no"],
+            MasterOwner::Session => &["-oControlPersist=no", "-oControlMaster=yes"],
             MasterOwner::User => &[],
         }
     }
 
-    /// Returns the option that must come after those of the user, because ssh uses its last value.
-    pub(super) fn last_options(&self) -> Vec<String> {
+    /// Returns the options that come after those of the user. ssh uses the last value of `-S`. The other options are
+    /// used unless the user has set them. They must be chosen before it is known whether data goes through ssh. If it
+    /// does not, they change nothing but the order of ciphers and the time after which a lost path is noticed.
+    pub(super) fn last_options(&self, config: &SshConfig) -> Vec<String> {
         match self.owner {
-            MasterOwner::Session { .. } => vec![format!("-S{}", self.control.display())],
+            MasterOwner::Session => {
+                let mut options = vec![format!("-S{}", self.control.display())];
+                options.extend(config.alive_options().iter().map(ToString::to_string));
+                options.extend(config.cipher_option());
+                options
+            }
             MasterOwner::User => Vec::new(),
         }
     }
 
-    /// Makes the master forward connections to `port` on the loopback interface of its host. The forwarding of a master
-    /// of the user ends when the second value is dropped.
+    /// Returns whether ssh may have failed because of the options of a master. A script that calls ssh can pass them to
+    /// another host or user, or refuse them. Plain ssh cannot, so a failed login is not repeated.
+    pub(super) fn may_have_failed(&self, program: &str) -> bool {
+        self.owner == MasterOwner::Session && !self.control.exists() && is_script(program)
+    }
+
+    /// Connects to `port` on the loopback interface of the master's host.
     ///
     /// # Errors
-    /// ssh does not take the order.
-    pub(crate) async fn forward(
-        self,
-        port: u16,
-    ) -> Result<(ForwardedPort, Option<SharedForwarding>), SshError> {
-        let socket = self.directory.path().join(FORWARDED);
-        let forwarding = format!("{}:127.0.0.1:{port}", socket.display());
-        // Made first, so that it also cancels an order that is given up.
-        let shared = (self.owner == MasterOwner::User).then(|| SharedForwarding {
-            cancel: Some(self.order("cancel", &forwarding)),
-        });
-        let order = Command::from(self.order("forward", &forwarding))
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .output();
-        let refused = |said: String| SshError::Forward { said };
-        let ordered = match timeout(ORDER_TIMEOUT, order).await {
-            Ok(ordered) => ordered.map_err(|error| refused(error.to_string()))?,
-            Err(_late) => return Err(refused("no answer".into())),
+    /// The master or the server refuses.
+    pub(crate) async fn open(self, port: u16) -> Result<ForwardedPort, SshError> {
+        let refused = |said: String| SshError::Forward {
+            said: printable(&said),
         };
-        if !ordered.status.success() {
-            let said = String::from_utf8_lossy(&ordered.stderr);
-            let last = said.lines().rev().find(|line| !line.trim().is_empty());
-            return Err(refused(printable(last.unwrap_or_default().trim())));
-        }
-        let opened = ForwardedPort::open(&socket, port);
-        // The master works without the files. If one stays, the system removes it.
-        let _best_effort = self.directory.close();
-        Ok((opened.map_err(|error| refused(error.to_string()))?, shared))
-    }
-
-    /// Returns a command that gives the master an order about a forwarding. The user's configuration is not read,
-    /// because its forwardings would be ordered as well.
-    fn order(&self, order: &str, forwarding: &str) -> std::process::Command {
-        let mut command = std::process::Command::new(&self.program);
-        command.args(["-F", "none", "-S"]).arg(&self.control);
-        command.args(["-O", order, "-L", forwarding, "zmove"]);
-        command.stdin(Stdio::null());
-        command
-    }
-}
-
-impl SharedForwarding {
-    /// Cancels the forwarding, and waits until the master has taken the order.
-    pub(super) async fn end(mut self) {
-        if let Some(cancel) = self.cancel.take() {
-            let cancelled = Command::from(cancel)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
-            let _best_effort = timeout(ORDER_TIMEOUT, cancelled).await;
+        let program = format!("{} lane {port}", self.remote_zmove);
+        let opening = ForwardedPort::open(&self.control, port, program);
+        match timeout(OPEN_TIMEOUT, opening).await {
+            Ok(opened) => opened.map_err(|error| refused(error.to_string())),
+            Err(_late) => Err(refused("no answer".into())),
         }
     }
 }
 
-impl Drop for SharedForwarding {
+impl Drop for SshMaster {
     fn drop(&mut self) {
-        // Without this, the master keeps listening on a socket that nobody can reach any more.
-        if let Some(mut cancel) = self.cancel.take() {
-            let spawned = cancel.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-            if let Ok(mut child) = spawned {
-                let _best_effort = std::thread::Builder::new().spawn(move || child.wait());
-            }
+        if self.owner == MasterOwner::Session {
+            // The master works without the file. If the file stays, ssh removes it.
+            let _best_effort = std::fs::remove_file(&self.control);
         }
     }
 }
 
-/// Creates a directory for sockets that only the user can open.
-fn socket_directory(settings: &SshSettings) -> io::Result<TempDir> {
-    let create = |parent: &Path| {
-        tempfile::Builder::new()
-            .prefix("zmove-")
-            .permissions(Permissions::from_mode(0o700))
-            .tempdir_in(parent)
-    };
-    let chosen = settings
-        .socket_directory
-        .as_deref()
-        .filter(|path| is_suitable(path));
-    match chosen.map(create) {
-        Some(Ok(directory)) => Ok(directory),
-        Some(Err(_)) | None => create(Path::new("/tmp")),
+/// Returns a path for the socket of a master, in a directory to which only the user can write.
+fn own_control(settings: &SshSettings) -> Option<PathBuf> {
+    let name = format!("zmove-{:016x}", u64::from_le_bytes(random().ok()?));
+    let chosen = settings.socket_directory.as_deref();
+    if let Some(directory) = chosen.filter(|path| is_suitable(path) && is_private(path)) {
+        return Some(directory.join(name));
     }
+    // Like other programs' directories of sockets in /tmp, it stays.
+    let directory = PathBuf::from(format!("/tmp/zmove-{}", geteuid().as_raw()));
+    let _may_exist = DirBuilder::new().mode(0o700).create(&directory);
+    is_private(&directory).then(|| directory.join(name))
 }
 
-/// Returns whether ssh can listen on a socket in a directory of this directory. The address of a socket is short, and
+/// Returns whether only the user can write to the directory.
+fn is_private(directory: &Path) -> bool {
+    std::fs::symlink_metadata(directory).is_ok_and(|found| {
+        let is_own = found.uid() == geteuid().as_raw();
+        found.is_dir() && is_own && found.mode() & 0o022 == 0
+    })
+}
+
+/// Returns whether a program is a script, found as the system finds it.
+fn is_script(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = if program.contains('/') {
+        Some(program.into())
+    } else {
+        let mut files = std::env::split_paths(&path).map(|directory| directory.join(program));
+        files.find(|file| file.is_file())
+    };
+    let mut start = [0; 2];
+    found
+        .and_then(|file| File::open(file).ok())
+        .is_some_and(|mut file| file.read_exact(&mut start).is_ok() && start == *b"#!")
+}
+
+/// Returns whether ssh can listen on a socket in a directory. The address of a socket is short, and
 /// ssh expands some characters.
 fn is_suitable(directory: &Path) -> bool {
     let text = directory.as_os_str();
@@ -229,15 +188,11 @@ fn has_only_options(arguments: &[String]) -> bool {
 
 /// The options of ssh(1) that have a value.
 const WITH_VALUE: &str = "BbcDEeFIiJLlmOoPpQRSWw";
-/// The name of the socket for orders.
-const CONTROL: &str = "control";
-/// The name of the socket whose connections are forwarded.
-const FORWARDED: &str = "forwarded";
-/// Maximum length of the directory's parent, so that the addresses fit into 108 bytes. ssh first appends a random name
-/// of 17 bytes to them.
+/// Maximum length of the directory's path, so that the address fits into 108 bytes. ssh first appends a random name of
+/// 17 bytes to it.
 const DIRECTORY_BYTES_MAX: usize = 60;
-/// Time limit for the master to take an order. It does not wait for the far host.
-const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the first connection. The far host may have to start a program for it.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod tests {
@@ -269,16 +224,18 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_in_a_directory_that_only_the_user_can_open() {
+    fn sockets_are_in_a_directory_to_which_only_the_user_can_write() {
         let parent = tempfile::tempdir().unwrap();
         let settings = SshSettings {
             socket_directory: Some(parent.path().into()),
             ..SshSettings::default()
         };
-        let directory = socket_directory(&settings).unwrap();
-        assert!(directory.path().starts_with(parent.path()));
-        let mode = std::fs::metadata(directory.path()).unwrap().permissions();
-        assert_eq!(mode.mode() & 0o777, 0o700);
+        let control = || own_control(&settings).unwrap();
+        assert!(control().starts_with(parent.path()));
+        assert!(!control().exists(), "nothing exists before the login");
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(parent.path(), open).unwrap();
+        assert!(!control().starts_with(parent.path()));
         for unsuitable in [
             "relative",
             "/with space",
@@ -287,5 +244,25 @@ mod tests {
         ] {
             assert!(!is_suitable(Path::new(unsuitable)), "{unsuitable}");
         }
+    }
+
+    #[test]
+    fn a_login_of_the_user_gets_no_options_and_a_request_to_be_a_master_is_made_once() {
+        let lines = |more: &str| {
+            let ciphers = super::super::config::USUAL_CIPHERS;
+            SshConfig::of(&format!("hostname dtn\nciphers {ciphers}\n{more}"))
+        };
+        let settings = DialSettings::default();
+        let options = |config: &SshConfig| {
+            let master = SshMaster::prepare(&settings, config).unwrap();
+            (master.first_options(config), master.last_options(config))
+        };
+        let users = lines("controlmaster auto\ncontrolpath /run/x\ncontrolpersist yes\n");
+        assert_eq!(options(&users), (&[][..], Vec::new()));
+        let by_option = options(&lines("controlmaster true\n"));
+        assert_eq!(by_option.0, ["-oControlPersist=no"]);
+        let usual = options(&lines("controlmaster false\ncontrolpath /run/x\n"));
+        assert_eq!(usual.0, ["-oControlPersist=no", "-oControlMaster=yes"]);
+        assert_eq!(usual.1.len(), 4, "{:?}", usual.1);
     }
 }
