@@ -210,8 +210,8 @@ impl RemoteCopy<'_> {
         Ok((id, dialer, reader))
     }
 
-    /// Returns whether the copy may have begun and must not be repeated. A lost connection to this side does not end the
-    /// copy, so this side can still follow it or get its result.
+    /// Returns whether the copy may have begun and must not be repeated. A lost connection to this side does not end
+    /// the copy, so this side can still follow it or get its result.
     fn must_not_begin_again(&self, run: &CopyRun) -> bool {
         run.id.is_some() && !self.order.fetch.open.can_be_repeated()
     }

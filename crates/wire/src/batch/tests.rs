@@ -1,3 +1,5 @@
+//! Encoding and decoding batches.
+
 use super::*;
 use crate::limits::{BATCH_HEAD_BYTES_TARGET, FRAME_HEAD_BYTES_MAX};
 use proptest::prelude::{Strategy, any, prop_oneof, proptest};

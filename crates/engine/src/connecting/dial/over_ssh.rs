@@ -1,9 +1,9 @@
 //! The ways to a receiver that ssh started: directly to its port, or through the login.
 //!
 //! The port is faster, because ssh adds a second encryption by one process and a window of its own. Since a session
-//! keeps its way, the port gets a head start in which TCP can repeat a lost packet and QUIC can answer where TCP cannot.
-//! It has none if it did not answer recently ([`ClosedPortMemory`]), and a short one if ssh uses a gateway. If the port
-//! cannot be reached, ssh follows immediately. The first way that leads to the receiver is used.
+//! keeps its way, the port gets a head start in which TCP can repeat a lost packet and QUIC can answer where TCP
+//! cannot. It has none if it did not answer recently ([`ClosedPortMemory`]), and a short one if ssh uses a gateway. If
+//! the port cannot be reached, ssh follows immediately. The first way that leads to the receiver is used.
 //!
 //! **Invariant:** all connections of a session go the same way.
 

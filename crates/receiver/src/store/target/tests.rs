@@ -1,3 +1,5 @@
+//! Opening a target.
+
 use super::*;
 use crate::session::finish::finish;
 use crate::store::placer::tests::transfer;

@@ -1,3 +1,5 @@
+//! The allowance of a remembered window.
+
 use super::*;
 
 const DATAGRAM: u64 = 1_400;
