@@ -562,10 +562,10 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 const ORDER_MAX: Duration = Duration::from_secs(2 * LEASE.as_secs());
 /// Minimum interval at which the queue is asked whether it is idle. The first intervals are short, because small jobs
 /// end soon.
-/// How long the head waits for space in the queue for the first item of a pass.
-const ROOM_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY_MIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long the head waits for space in the queue for the first item of a pass.
+const ROOM_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

@@ -13,8 +13,8 @@
 //!   written to disk by then are unknown.
 //! - **Silence.** A server with truncated files may count items that no consumer delivers, not even a new one. If the
 //!   head of a job detects this, it deletes the stream. Every job with items in the stream then detects a loss. A
-//!   server without these files refuses all items. A head whose first item is refused for a while deletes the stream
-//!   as well.
+//!   server without these files refuses all items. A head whose first item is refused for a while deletes the stream,
+//!   if it is empty.
 //! - **Limits.** A subject accepts a limited number of items and refuses further ones. `put` returns the refused items.
 //!   If it waited for space instead, all movers might wait forever.
 //! - **Leases** are managed by the consumers (`ack_wait`), with an unlimited number of deliveries.

@@ -113,16 +113,14 @@ impl Lab {
 
     /// Removes the files of the stream while the server runs, so that it cannot store items.
     pub(crate) async fn remove_files_of_stream(&self) {
-        fs::remove_dir_all(self.streams().join("$G/streams/zmove")).unwrap();
-        // The server keeps using the open file until it is full.
+        let stream = self.streams().join("$G/streams/zmove");
+        fs::remove_dir_all(&stream).unwrap();
+        // No directory can be made there.
+        fs::write(&stream, "").unwrap();
+        // The server keeps using the open file until it must make one, as it must when it purges.
         let context = self.context().await;
-        loop {
-            let of_other_job = format!("{STREAM}.other");
-            let sent = context.publish(of_other_job, vec![0; 500_000].into()).await;
-            if sent.unwrap().await.is_err() {
-                return;
-            }
-        }
+        let stream = context.get_stream(STREAM).await.unwrap();
+        stream.purge().await.unwrap_err();
     }
 
     fn streams(&self) -> PathBuf {

@@ -59,7 +59,7 @@ impl Losses {
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     since: Option<Instant>,
-    /// Whether the stream was deleted because of refusals. It is not deleted twice, because its storage may be full.
+    /// Whether the stream was deleted because of refusals. It is deleted once, because the reason may be another one.
     has_deleted: bool,
 }
 
@@ -230,10 +230,10 @@ impl JetStream {
         Ok(info.num_ack_pending > 0 || delivers)
     }
 
-    /// Deletes the stream if all items have been refused for the time of a silence although the job has no item there.
-    /// Either the server has lost the files of the stream, or its storage is full.
+    /// Deletes the stream if all items have been refused for the time of a silence although the stream is empty. The
+    /// server has then lost the files of the stream.
     pub(super) async fn delete_if_damaged(&self) -> Result<(), BrokerError> {
-        if self.count().await? > 0 {
+        if self.stream.get_info().await?.state.messages > 0 {
             return Ok(());
         }
         {
