@@ -111,7 +111,9 @@ e=$(head -c @BYTES@ | { { cat >"$t"; } || { cat >/dev/null; false; }; } 2>&1);
 case $(sum <"$t") in *@DIGEST@*) finish;; "") back "$t";; *) no "$d: ${e:-the file is damaged}";; esac; };
 finish() { chmod 700 "$t"; e=$("$t" --version 2>&1 </dev/null) || { no "$d: ${e:-the program was killed}"; return; };
 e=$(mv -f "$t" "$f" 2>&1) || { no "$e"; return; };
-(cd "$b/zmove" && ls -1dt ./*-*/ | tail -n +4 | while read -r x; do rm -rf "$x"; done) 2>/dev/null;
+(cd "$b/zmove" && ls -1t | while read -r x; do
+case $x in [0-9]*-????????????????) own "$x" "$p" && echo "$x";; esac; done | tail -n +4 |
+while read -r x; do rm -f "$x/zmove-far" "$x"/part.*; rmdir "$x"; done) 2>/dev/null;
 echo; echo zmove-far stored; }"#;
 
 const STORE: &str = r#"b=@BASE@; d=$b/zmove/@KEY@; f=$d/zmove-far; t=$d/part.@TOKEN@;
