@@ -1,5 +1,6 @@
 //! The settings for connecting to another host, converted from the command line options.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -132,7 +133,14 @@ fn helper_of(program: &Path) -> Option<PathBuf> {
     let mut helpers = places
         .iter()
         .map(|place| directory.join(place).join("zmove-far"));
-    helpers.find(|helper| helper.is_file())
+    helpers.find(|helper| is_own_file(helper))
+}
+
+/// Returns whether a path is a file of this user or of root. Anyone may put a file beside a program in `/tmp`.
+fn is_own_file(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|file| {
+        file.is_file() && [0, rustix::process::geteuid().as_raw()].contains(&file.uid())
+    })
 }
 
 #[cfg(test)]
