@@ -159,8 +159,9 @@ mod tests {
                 .unwrap();
             site.store.copies_left().unwrap().len()
         };
-        assert_eq!((end(&mut copies), copies.0[&id].tries), (1, 1));
-        for _ in 1..TRIES_MAX {
+        assert_eq!(end(&mut copies), 1);
+        // A process that another test starts holds the lock until it executes its program. This is no try.
+        while copies.0[&id].tries < TRIES_MAX {
             copies.0.get_mut(&id).unwrap().next = Instant::now();
             assert_eq!(end(&mut copies), 1);
         }
