@@ -78,7 +78,7 @@ proptest! {
                 match number % 3 {
                     0 => fs::write(&path, vec![0; number * 100]).unwrap(),
                     1 => fs::create_dir(&path).unwrap(),
-                    _ => symlink("..", &path).unwrap(),
+                    _ => symlink(".", &path).unwrap(),
                 }
             }
         }
