@@ -40,7 +40,7 @@ impl ForwardedPort {
     pub async fn open(control: &Path, port: u16, program: String) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let control = Arc::new(rustix::fs::open(control, flags, Mode::empty())?);
-        let mut refused = None;
+        let mut reasons = Vec::new();
         for carrier in [Carrier::Channel(port), Carrier::Session(program)] {
             match request(connect_to(&control).await?, &carrier).await {
                 Ok(first) => {
@@ -51,10 +51,11 @@ impl ForwardedPort {
                         first: Arc::new(Lock::new(Some(first))),
                     });
                 }
-                Err(error) => refused = Some(error),
+                Err(error) => reasons.push(error.to_string()),
             }
         }
-        Err(refused.expect("each carrier was refused"))
+        reasons.dedup();
+        Err(io::Error::other(reasons.join("; ")))
     }
 
     /// Returns whether the server forwards no channels, so that each connection is a session of the login.
