@@ -16,4 +16,4 @@ pub(crate) use self::background::{follow, job, jobs, runner, submit};
 pub(crate) use self::daemon::{allow, journal, operate, serve};
 pub(crate) use self::measure::{doctor, probe, scan, sweep, trace};
 pub(crate) use self::several::{cluster, cluster_push, participants, shared_job, spread};
-pub(crate) use self::transfers::{copy, lane, mount, pull, push, receive, transfer, verify};
+pub(crate) use self::transfers::{copy, mount, pull, push, receive, transfer, verify};

@@ -25,8 +25,8 @@ use zmove_types::Escaped;
 
 use args::{Args, AsUserArgs, Command, SubmitArgs, asks_for_events};
 use commands::{
-    allow, clean, cluster, copy, derived, doctor, job, jobs, journal, key, lane, operate, probe,
-    pull, push, receive, runner, scan, serve, submit, sweep, trace, trust, verify,
+    allow, clean, cluster, copy, derived, doctor, job, jobs, journal, key, operate, probe, pull,
+    push, receive, runner, scan, serve, submit, sweep, trace, trust, verify,
 };
 use display::{failures, output, terminal};
 use value::exit::{self, Exit};
@@ -136,7 +136,7 @@ fn run_here(command: Command, started: Instant) -> Result<u8> {
         Command::Runner(args) => runner::run(&args),
         Command::RunJob(args) => runner::run_job(*args, started),
         Command::Look { paths } => silent_paths::look(paths),
-        Command::Lane { port } => lane::run(port),
+        Command::Lane { port } => zmove_far::lane::connect(port).map(|()| Exit::Done),
         Command::Receive => receive::run(),
         Command::Key(command) => key::run(&command),
         Command::Trust(args) => trust::run(&args),

@@ -4,6 +4,7 @@
 //! file. **Invariant:** it depends on no file of the host except the programs `getent` and those of the login shell.
 
 mod accounts;
+pub mod lane;
 pub mod program;
 pub mod receive;
 pub mod runtime;

@@ -1,14 +1,15 @@
-//! The command line of the helper program: `zmove-far receive` and `zmove-far --version`.
+//! The command line of the helper program: `zmove-far receive`, `zmove-far lane PORT` and `zmove-far --version`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use zmove_disk::ThreadCountCache;
 use zmove_engine::ReceiverConfig;
 use zmove_wire::PROTOCOL_VERSION;
 
 use crate::accounts::GetentAccounts;
+use crate::lane;
 use crate::receive::{FarEnd, receive};
 use crate::runtime;
 
@@ -40,6 +41,10 @@ fn run() -> Result<()> {
             zmove_sockopt::resolve_without_plugins();
             receive(far_end())?;
             Ok(())
+        }
+        [word, port] if word == "lane" => {
+            let port = port.to_str().and_then(|port| port.parse().ok());
+            lane::connect(port.context("the port is not a number")?)
         }
         _ => bail!(
             "this is the far end of a transfer over ssh; 'zmove push' and 'zmove pull' start it"

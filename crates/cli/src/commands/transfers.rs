@@ -1,7 +1,6 @@
 //! The transfer commands and their shared code.
 
 pub(crate) mod copy;
-pub(crate) mod lane;
 pub(crate) mod mount;
 pub(crate) mod pull;
 pub(crate) mod push;

@@ -49,6 +49,8 @@ pub(crate) struct SshReceiver {
     pub(crate) key: Fingerprint,
     pub(crate) host: String,
     pub(crate) port: u16,
+    /// Path of the program on the receiver's host, if it has told.
+    pub(crate) program: Option<String>,
     pub(crate) session: SshSession,
     /// The master of the login, if data may go through ssh.
     pub(crate) master: Option<SshMaster>,
@@ -139,10 +141,7 @@ pub(crate) async fn start(
         answer: answered,
         printed,
     } = asked_receiver;
-    let Answer::Reply(ReceiveReply {
-        key, port, address, ..
-    }) = answered
-    else {
+    let Answer::Reply(reply) = answered else {
         drop(input);
         if matches!(answered, Answer::Late) {
             return Err(SshError::Silent {
@@ -156,12 +155,13 @@ pub(crate) async fn start(
         return Err(no_answer(remote, &settings.ssh, command, child, printed).await);
     };
     let asked = asked_since(began);
-    let host = address_of(config.host_name().unwrap_or(&remote.host), address).await;
+    let host = address_of(config.host_name().unwrap_or(&remote.host), reply.address).await;
     Ok(SshReceiver {
         identity,
-        key: key.parse().map_err(SshError::Key)?,
+        key: reply.key.parse().map_err(SshError::Key)?,
         host,
-        port,
+        port: reply.port,
+        program: reply.program,
         session: SshSession { child, input },
         master,
         is_behind_proxy: config.has_proxy(),

@@ -24,10 +24,11 @@ impl FarHost {
     /// Starts the server with a command, and with more variables in the environment of its sessions.
     fn start_with(enter: &[&str], environment: &str) -> Option<Self> {
         let site = Site::local();
-        Self::start_in(site, enter, environment)
+        Self::start_in(site, enter, environment, "")
     }
 
-    fn start_in(site: Site, enter: &[&str], environment: &str) -> Option<Self> {
+    /// Starts the server with more lines of its configuration.
+    fn start_in(site: Site, enter: &[&str], environment: &str, config: &str) -> Option<Self> {
         let home = site.path("home");
         DirBuilder::new()
             .recursive(true)
@@ -39,6 +40,7 @@ impl FarHost {
         let place = SshdPlace {
             enter: &enter,
             environment: &environment,
+            config,
             ..SshdPlace::default()
         };
         let sshd = Sshd::start_at(&site, &place)?;
@@ -122,6 +124,21 @@ fn a_host_without_zmove_gets_the_helper_once() {
     assert_eq!(through.summary()["transport"], "ssh");
     assert_same(&far.site.source(), &far.site.target());
     assert_eq!(helper.metadata().unwrap().ino(), stored);
+}
+
+#[test]
+fn the_helper_connects_lanes_where_a_server_forwards_nothing() {
+    let config = "AllowTcpForwarding no\n";
+    let Some(far) = FarHost::start_in(Site::local(), &[], "", config) else {
+        return;
+    };
+    let pushed = far.push(&["--bootstrap", "--via", "ssh"]).expect(0);
+    let summary = pushed
+        .says(&["the data uses sessions of the login"])
+        .summary();
+    assert_eq!(summary["transport"], "ssh", "{summary}");
+    assert!(summary["lanes"].as_u64() >= Some(2), "{summary}");
+    assert_same(&far.site.source(), &far.site.target());
 }
 
 #[test]
@@ -235,6 +252,7 @@ fn with_noexec_cache(environment: impl Fn(&Site) -> String) -> Option<FarHost> {
         site,
         &["unshare", "--mount", "sh", "-c", &mount, "sh"],
         &environment,
+        "",
     )
 }
 
@@ -313,7 +331,7 @@ fn a_host_that_cannot_compute_digests_is_read_back() {
         "sh", "ls", "uname", "head", "cat", "chmod", "mkdir", "mv", "rm", "tail", "wc",
     ];
     let programs = with_programs(&site, &programs);
-    let Some(far) = FarHost::start_in(site, &[], "") else {
+    let Some(far) = FarHost::start_in(site, &[], "", "") else {
         return;
     };
     far.restrict(&format!(
@@ -368,7 +386,7 @@ fn a_zmove_of_this_protocol_comes_first() {
     std::fs::create_dir(&programs).unwrap();
     let other = "echo 'zmove 9.9.9, protocol version 9'; exit 2";
     let other = script(&site, "programs/zmove", other);
-    let Some(far) = FarHost::start_in(site, &[], "") else {
+    let Some(far) = FarHost::start_in(site, &[], "", "") else {
         return;
     };
     far.restrict(&format!(

@@ -31,6 +31,8 @@ struct ReceiverAddress {
     key: Fingerprint,
     host: String,
     port: u16,
+    /// Path of the program on the receiver's host, if it has told.
+    program: Option<String>,
     /// Whether ssh reaches the host through a gateway.
     is_behind_proxy: bool,
 }
@@ -47,6 +49,7 @@ impl Connector<'_> {
             key,
             host,
             port,
+            program,
             session,
             master,
             is_behind_proxy,
@@ -57,6 +60,7 @@ impl Connector<'_> {
             key,
             host,
             port,
+            program,
             is_behind_proxy,
         };
         let mut reached = match (self.settings.ssh.method, master) {
@@ -117,7 +121,9 @@ impl Connector<'_> {
         master: SshMaster,
         need: Option<&LaneDemand>,
     ) -> Result<ConnectedHost<L>, ConnectError> {
-        let forwarded = master.open(receiver.port).await?;
+        let forwarded = master
+            .open(receiver.port, receiver.program.as_deref())
+            .await?;
         if forwarded.needs_sessions() {
             self.listener.hear(&Notice::LanesAreSessions {
                 remote: self.remote,

@@ -31,8 +31,8 @@ pub(crate) struct SshMaster {
     /// The socket for requests.
     control: PathBuf,
     owner: MasterOwner,
-    /// The command that runs zmove on the host.
-    remote_zmove: String,
+    /// The command that the user has chosen to run zmove on the host.
+    remote_zmove: Option<String>,
 }
 
 /// The owner of a master.
@@ -62,7 +62,7 @@ impl SshMaster {
         Some(Self {
             control,
             owner,
-            remote_zmove: ssh.remote_zmove().to_owned(),
+            remote_zmove: ssh.remote_zmove.clone(),
         })
     }
 
@@ -97,16 +97,23 @@ impl SshMaster {
         self.owner == MasterOwner::Session && !self.control.exists() && is_script(program)
     }
 
-    /// Connects to `port` on the loopback interface of the master's host.
+    /// Connects to `port` on the loopback interface of the master's host. If the server forwards nothing, `program`
+    /// connects, the path of the receiver's program.
     ///
     /// # Errors
     /// The master or the server refuses.
-    pub(crate) async fn open(self, port: u16) -> Result<ForwardedPort, SshError> {
+    pub(crate) async fn open(
+        self,
+        port: u16,
+        program: Option<&str>,
+    ) -> Result<ForwardedPort, SshError> {
         let refused = |said: String| SshError::Forward {
             said: printable(&said),
         };
-        let program = format!("{} lane {port}", self.remote_zmove);
-        let opening = ForwardedPort::open(&self.control, port, program);
+        let chosen = self.remote_zmove.clone();
+        let program = chosen.or_else(|| quoted(program?));
+        let program = program.as_deref().unwrap_or("zmove");
+        let opening = ForwardedPort::open(&self.control, port, format!("{program} lane {port}"));
         match timeout(OPEN_TIMEOUT, opening).await {
             Ok(opened) => opened.map_err(|error| refused(error.to_string())),
             Err(_late) => Err(refused("no answer".into())),
@@ -121,6 +128,12 @@ impl Drop for SshMaster {
             let _best_effort = std::fs::remove_file(&self.control);
         }
     }
+}
+
+/// Quotes a path for any login shell. Returns `None` if not all shells would understand it in the same way.
+fn quoted(path: &str) -> Option<String> {
+    let is_plain = !path.contains(['\'', '!', '\\', '\n']);
+    (is_plain && path.starts_with('/')).then(|| format!("'{path}'"))
 }
 
 /// Returns a path for the socket of a master, in a directory to which only the user can write.
@@ -220,6 +233,14 @@ mod tests {
             "env ssh -4",
         ] {
             assert!(!is_plain(command), "{command}");
+        }
+    }
+
+    #[test]
+    fn only_paths_that_all_shells_quote_alike_are_used() {
+        assert_eq!(quoted("/a b/$c").as_deref(), Some("'/a b/$c'"));
+        for path in ["zmove", "-x", "/it's", "/a!b", "/a\\b", "/a\nb"] {
+            assert_eq!(quoted(path), None, "{path}");
         }
     }
 

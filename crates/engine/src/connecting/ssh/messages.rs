@@ -44,6 +44,8 @@ pub struct ReceiveReply {
     pub port: u16,
     /// Address under which ssh reached the host.
     pub address: Option<IpAddr>,
+    /// Path of the receiver's program, which also connects lanes. `None` if the path is not UTF-8.
+    pub program: Option<String>,
 }
 
 impl ReceiveRequest {
@@ -82,14 +84,16 @@ impl ReceiveRequest {
 }
 
 impl ReceiveReply {
-    /// Creates an answer with the current protocol version.
+    /// Creates an answer of this program with the current protocol version.
     #[must_use]
     pub fn new(key: Fingerprint, port: u16, address: Option<IpAddr>) -> Self {
+        let program = std::env::current_exe().ok();
         Self {
             version: PROTOCOL_VERSION,
             key: key.to_string(),
             port,
             address,
+            program: program.and_then(|path| path.into_os_string().into_string().ok()),
         }
     }
 

@@ -1,4 +1,4 @@
-//! `zmove lane`: a connection of a transfer, started over ssh if the ssh server forwards no connections.
+//! `lane`: a connection of a transfer, started over ssh if the ssh server forwards no connections.
 //!
 //! It copies bytes between ssh and the receiver's port. TLS between the two zmoves protects them, as on any connection.
 
@@ -10,10 +10,11 @@ use std::thread;
 
 use anyhow::{Context, Result};
 
-use crate::value::exit::Exit;
-
-/// Runs `zmove lane`. It ends when the receiver closes the connection.
-pub(crate) fn run(port: u16) -> Result<Exit> {
+/// Connects standard input and output to a port of this host, until the receiver closes the connection.
+///
+/// # Errors
+/// The port does not answer, or ssh has closed the output.
+pub fn connect(port: u16) -> Result<()> {
     let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).context("connect to zmove")?;
     socket.set_nodelay(true).context("set up the connection")?;
     // Not the buffered standard output, because parts of a message must not wait.
@@ -25,8 +26,7 @@ pub(crate) fn run(port: u16) -> Result<Exit> {
         let _lost_or_ended = copy(input, &to_receiver);
         let _may_be_closed = to_receiver.shutdown(Shutdown::Write);
     });
-    copy(&socket, output).context("copy from the receiver to ssh")?;
-    Ok(Exit::Done)
+    copy(&socket, output).context("copy from the receiver to ssh")
 }
 
 fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
