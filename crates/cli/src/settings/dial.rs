@@ -98,11 +98,18 @@ fn ssh(args: &DialArgs, remote: &Remote) -> Result<SshSettings> {
             "--via ssh cannot be used with --transport quic: ssh forwards only TCP",
         ));
     }
+    let helper = helper(args);
+    if args.bootstrap && helper.is_none() {
+        return Err(usage_error(
+            "--bootstrap: this installation has no helper: 'zmove-far' must be beside zmove, or in ../libexec/zmove, and \
+             belong to you or root (.package/far builds it)",
+        ));
+    }
     Ok(SshSettings {
         program: program.unwrap_or_default(),
         arguments: words.collect(),
         remote_zmove: args.remote_zmove.clone(),
-        helper: helper(args),
+        helper,
         ports: args.ssh_ports,
         method: match args.via {
             ViaArg::Auto => ConnectionMethod::Auto,

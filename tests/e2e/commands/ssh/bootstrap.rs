@@ -142,6 +142,26 @@ fn the_helper_connects_lanes_where_a_server_forwards_nothing() {
 }
 
 #[test]
+fn a_program_without_the_helper_cannot_send_it() {
+    let site = Site::local();
+    let alone = site.path("alone/zmove");
+    std::fs::create_dir(alone.parent().unwrap()).unwrap();
+    // If this process wrote the file, children that start meanwhile would keep it open for writing.
+    let mut copy = std::process::Command::new("cp");
+    assert!(copy.arg(ZMOVE).arg(&alone).status().unwrap().success());
+    let mut push = std::process::Command::new(&alone);
+    push.env("ZMOVE_HOME", site.path("home"));
+    push.args(["push", "--bootstrap"]).arg(site.source());
+    let pushed = push.arg("user@127.0.0.1:target").output().unwrap();
+    let said = String::from_utf8_lossy(&pushed.stderr);
+    assert_eq!(pushed.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("--bootstrap: this installation has no helper"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_script_must_allow_the_helper() {
     let Some(far) = FarHost::start() else {
         return;
