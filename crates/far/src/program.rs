@@ -1,6 +1,7 @@
 //! The command line of the helper program: `zmove-far receive`, `zmove-far lane PORT` and `zmove-far --version`.
 
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
@@ -67,9 +68,18 @@ fn far_end() -> FarEnd {
     }
 }
 
-/// Returns the directory of the user's keys and journals, which is also that of `zmove`.
+/// Returns the directory of the user's keys and journals, which is also that of `zmove`. Returns `None` if others could
+/// put links into it.
 fn home() -> Option<PathBuf> {
-    let named = |variable| std::env::var_os(variable).filter(|path| !path.is_empty());
-    let beneath_home = || Some(Path::new(&named("HOME")?).join(".config/zmove"));
-    named("ZMOVE_HOME").map(PathBuf::from).or_else(beneath_home)
+    let named = |variable| {
+        let path = std::env::var_os(variable).filter(|path| !path.is_empty());
+        path.map(PathBuf::from)
+    };
+    if let Some(home) = named("ZMOVE_HOME") {
+        return Some(home);
+    }
+    let home = named("HOME")?;
+    let found = home.metadata().ok()?;
+    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    (is_own && found.mode() & 0o022 == 0).then(|| home.join(".config/zmove"))
 }

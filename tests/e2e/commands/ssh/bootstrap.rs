@@ -226,6 +226,11 @@ fn a_place_that_others_could_change_is_refused() {
         far.push(&["--bootstrap"]).expect(10).says(&reasons);
         assert_eq!(read_dir(&elsewhere).unwrap().count(), 0);
     };
+    let home = far.site.path("home");
+    set_mode(&home, 0o777);
+    let reasons = ["home must belong to this user, with mode 700 or 755"];
+    far.push(&["--bootstrap"]).expect(10).says(&reasons);
+    set_mode(&home, 0o700);
     symlink(&elsewhere, &cache).unwrap();
     refused(&cache);
     std::fs::remove_file(&cache).unwrap();
@@ -239,6 +244,11 @@ fn a_place_that_others_could_change_is_refused() {
     std::fs::remove_file(&zmove).unwrap();
     far.bootstrap();
     // The same holds for a helper that exists.
+    set_mode(&home, 0o777);
+    far.push(&[])
+        .expect(10)
+        .says(&["run again with --bootstrap"]);
+    set_mode(&home, 0o700);
     let stored = helper(&cache);
     let version = stored.parent().unwrap();
     set_mode(version, 0o750);

@@ -85,13 +85,15 @@ impl Scripts {
     }
 }
 
-/// `own PATH PATTERN` checks the owner of a path, and its type and mode as `ls` prints them. So no link fits.
+/// `own PATH PATTERN` checks the owner of a path, and its type and mode as `ls` prints them. So no link fits. `safe`
+/// checks the home directory if `$b` is below it. Whoever can write there could exchange `.cache` after all checks.
 const START: &str = r#"own() { case $(ls -ldn "$1" 2>/dev/null) in $2*) test -O "$1";; *) false;; esac; };
+safe() { case $b in "$HOME"/*) own "$HOME/." "$o";; esac; };
 sum() { { sha256sum || openssl dgst -sha256; } 2>/dev/null; };
 case $(zmove --version 2>/dev/null </dev/null) in *"protocol version @PROTOCOL@") exec zmove receive;; esac;
 s=missing; o="d????-??-"; p="drwx--[S-]---";
 for b in "$HOME/.cache" "$XDG_RUNTIME_DIR"; do d=$b/zmove/@KEY@; f=$d/zmove-far;
-if own "$b" "$o" && own "$b/zmove" "$p" && own "$d" "$p" && own "$f" "-rwx------"; then
+if safe && own "$b" "$o" && own "$b/zmove" "$p" && own "$d" "$p" && own "$f" "-rwx------"; then
 case $(sum <"$f") in *@DIGEST@*) "$f" --version >/dev/null 2>&1 </dev/null && exec "$f" receive;;
 "") s=unchecked; break;; esac; fi; done;
 test $s = unchecked || f=$HOME/.cache/zmove/@KEY@/zmove-far;
@@ -106,7 +108,7 @@ make() { e=$( { test -d "$1" || mkdir "$1"; } 2>&1) || { no "$e"; return 1; };
 own "$1" "$2" || { no "$1 must be a directory, not a link, that belongs to this user, with mode $3"; return 1; }; };
 back() { if test "$(wc -c <"$1")" -eq @BYTES@ 2>/dev/null; then echo; echo zmove-far readback; cat "$1";
 else no "$d: ${e:-the file is damaged}"; fi; };
-get() { echo; echo zmove-far send;
+get() { find "$d" -name "part.*" -mmin +60 -exec rm -f {} + 2>/dev/null; echo; echo zmove-far send;
 e=$(head -c @BYTES@ | { { cat >"$t"; } || { cat >/dev/null; false; }; } 2>&1);
 case $(sum <"$t") in *@DIGEST@*) finish;; "") back "$t";; *) no "$d: ${e:-the file is damaged}";; esac; };
 finish() { chmod 700 "$t"; e=$("$t" --version 2>&1 </dev/null) || { no "$d: ${e:-the program was killed}"; return; };
@@ -118,6 +120,7 @@ echo; echo zmove-far stored; }"#;
 
 const STORE: &str = r#"b=@BASE@; d=$b/zmove/@KEY@; f=$d/zmove-far; t=$d/part.@TOKEN@;
 if test -z "$b"; then t=; no "XDG_RUNTIME_DIR is not set";
+elif ! safe; then t=; no "$HOME must belong to this user, with mode 700 or 755";
 elif make "$b" "$o" "700 or 755" && make "$b/zmove" "$p" 700 && make "$d" "$p" 700; then get; fi"#;
 
 const DAMAGED: &str = r#"no "$d: the file is damaged""#;
