@@ -52,6 +52,9 @@ pub struct WalkRecord {
     has_whole_seconds: AtomicBool,
     /// The directories that may have changed while a walk reread them.
     unstable_directories: Lock<Vec<PathBuf>>,
+    /// Directories with ctimes in the future that were the same before and after a walk reread them. Shared by the
+    /// records of all walks. The clock may have been wrong at their last change.
+    reread_in_future: Arc<Lock<HashMap<FileNumber, Timestamp>>>,
 }
 
 /// A root that a walk has opened as a directory.
@@ -103,6 +106,7 @@ impl WalkRecord {
             has_changed: AtomicBool::new(false),
             has_whole_seconds: AtomicBool::new(false),
             unstable_directories: Lock::default(),
+            reread_in_future: Arc::default(),
         }
     }
 
@@ -113,7 +117,10 @@ impl WalkRecord {
         if self.has_whole_seconds.load(Ordering::Relaxed) {
             thread::sleep(WHOLE_SECONDS);
         }
-        Self::begin(self.own.clone())
+        Self {
+            reread_in_future: Arc::clone(&self.reread_in_future),
+            ..Self::begin(self.own.clone())
+        }
     }
 
     /// Records a root that a walk has opened as a directory, unless an earlier walk has recorded it.
@@ -166,7 +173,8 @@ impl WalkRecord {
     /// the ctime is later than the start but the mtime is not, the directory was renamed, its mode was changed, or a
     /// program has reset the mtime.
     pub(crate) fn change(&self, status: &DirectoryStatus) -> DirectoryChange {
-        if !self.is_after_begin(status.ctime) || self.own.contains(&status.number) {
+        let is_reread = || self.reread_in_future.lock().get(&status.number) == Some(&status.ctime);
+        if !self.is_after_begin(status.ctime) || self.own.contains(&status.number) || is_reread() {
             DirectoryChange::Nothing
         } else if self.is_after_begin(status.mtime) {
             DirectoryChange::Names
@@ -198,6 +206,9 @@ impl WalkRecord {
         let is_other = before.ctime != after.ctime;
         if is_other || !is_ahead {
             self.has_changed.store(true, Ordering::Relaxed);
+        } else {
+            let mut reread = self.reread_in_future.lock();
+            reread.insert(after.number, after.ctime);
         }
         if is_other || !is_ahead && is_not_before(after.ctime, listed.began) {
             self.unstable_directories.lock().push(directory.full_path());
@@ -353,6 +364,39 @@ mod tests {
             remove_file(home.path().join(number.to_string())).unwrap();
             assert_eq!(walk_record.change(&look()), DirectoryChange::Names);
         }
+    }
+
+    /// A directory may have been changed while the clock was ahead. It must not keep removals away until then.
+    #[test]
+    fn a_time_in_the_future_is_no_change_after_the_directory_was_reread() {
+        let home = tempfile::tempdir().unwrap();
+        let root = SourceRoot::open(
+            home.path(),
+            &RelPath::root(),
+            crate::directory::Extent::Tree,
+            rustix::fs::OFlags::empty(),
+        );
+        let directory = Directory::open(&Arc::new(root.unwrap()), &RelPath::root()).unwrap();
+        let in_future = |seconds| {
+            let seconds = now(ClockId::Realtime).seconds + seconds;
+            let old = Timestamp::default();
+            status(Timestamp { seconds, nanos: 1 }, old)
+        };
+        let (found, later) = (in_future(1_000_000), in_future(2_000_000));
+        let walked = WalkRecord::begin(Vec::new());
+        walked.note_listed(&directory, ListingStart::begin(None), &found);
+        assert!(walked.has_changed());
+        assert_eq!(walked.change(&found), DirectoryChange::Replaced);
+        let again = walked.begin_reread();
+        again.note_listed(&directory, ListingStart::begin(Some(found)), &found);
+        assert!(!again.has_changed());
+        for record in [&walked, &again] {
+            assert_eq!(record.change(&found), DirectoryChange::Nothing);
+            assert_eq!(record.change(&later), DirectoryChange::Replaced);
+        }
+        again.note_listed(&directory, ListingStart::begin(Some(found)), &later);
+        assert!(again.has_changed());
+        assert_eq!(walked.change(&later), DirectoryChange::Replaced);
     }
 
     #[test]
