@@ -437,6 +437,25 @@ fn a_flush_that_fails_for_others_costs_nothing() {
     assert_same(&site.source(), &site.target());
 }
 
+/// The failed flush may concern files that compared equal, for instance those of a push with `--durability none`.
+#[test]
+fn a_flush_that_fails_ends_a_push_that_relies_on_equal_files() {
+    if !can_inject() {
+        return skip("strace cannot run here: nothing makes a system call fail");
+    }
+    let site = Site::local();
+    paint_mixture(&site.source());
+    site.push_contents();
+    for option in ["--quiet", "--checksum"] {
+        let inject = ("syncfs", "error=ENOSPC:when=1");
+        let (outcome, struck) = push_under_with(option, &site, inject, &[]);
+        assert!(struck, "{option}");
+        outcome
+            .expect(11)
+            .says(&["flush the target", "No space left on device"]);
+    }
+}
+
 /// The last flush is for names, so there is no data to read back.
 #[test]
 fn a_flush_that_fails_each_time_ends_the_push() {

@@ -19,6 +19,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -38,6 +39,10 @@ pub(crate) struct FileSystems {
     late_after: Duration,
     /// The late flush that was in progress at the last call, if any.
     late: Lock<Option<Flushing>>,
+    /// Whether the transfer relies on files that it has not written, because they are equal.
+    relies_on_others: AtomicBool,
+    /// The error of the first flush that failed.
+    failed: OnceLock<Errno>,
     /// Queue of the thread that flushes. The thread is started with the first flush. `None` if it could not be started.
     flusher: OnceLock<Option<Sender<FlushWork>>>,
 }
@@ -141,6 +146,8 @@ impl FileSystems {
             lease,
             late_after: LATE_AFTER,
             late: Lock::default(),
+            relies_on_others: AtomicBool::new(false),
+            failed: OnceLock::new(),
             flusher: OnceLock::new(),
         }
     }
@@ -297,7 +304,7 @@ impl FileSystems {
                     *late = Some(before);
                     return Err(Unflushed::Late(None));
                 }
-                Some(ended) => ended.map_err(|_told_by_each_file| Unflushed::Failed)?,
+                Some(ended) => self.check(ended)?,
             }
         }
         let flushing = self.begin_flush();
@@ -306,14 +313,29 @@ impl FileSystems {
                 *late = Some(flushing.clone());
                 Err(Unflushed::Late(Some(flushing)))
             }
-            Some(ended) => ended.map_err(|_told_by_each_file| Unflushed::Failed),
+            Some(ended) => self.check(ended),
         }
+    }
+
+    /// Records that the transfer relies on an equal file. If a flush fails, the contents of this file may be lost, and
+    /// the file is not read back like those that the transfer has written.
+    pub(crate) fn note_equal_file(&self) {
+        self.relies_on_others.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self, ended: Result<(), Errno>) -> Result<(), Unflushed> {
+        ended.map_err(|error| {
+            self.failed.get_or_init(|| error);
+            Unflushed::Failed
+        })
     }
 
     /// Flushes all file systems and waits for the result without a timeout.
     ///
     /// # Errors
-    /// Returns the error of the first flush that has failed.
+    /// Returns the error of the first flush that has failed. If the transfer relies on equal files, this includes
+    /// earlier flushes. Otherwise an earlier failure has no effect: the files of the transfer have been read back, and a
+    /// file system that loses names accepts no more changes.
     pub(crate) fn flush_without_timeout(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late
@@ -326,7 +348,11 @@ impl FileSystems {
                 .map_or(Ok(true), |ended| ended.map(|()| false))?
             {}
         }
-        self.known(Flush::PerFile).iter().try_for_each(flush_one)
+        self.known(Flush::PerFile).iter().try_for_each(flush_one)?;
+        match self.failed.get() {
+            Some(error) if self.relies_on_others.load(Ordering::Relaxed) => Err(*error),
+            _ => Ok(()),
+        }
     }
 
     fn begin_flush(&self) -> Flushing {
@@ -462,5 +488,16 @@ mod tests {
         assert!(!late.is_done());
         assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
         assert!(matches!(file_systems.flush_without_timeout(), Ok(())));
+    }
+
+    #[test]
+    fn a_flush_that_has_failed_once_ends_a_transfer_that_relies_on_equal_files() {
+        let mut results = [Err(Errno::NOSPC)].into_iter();
+        let results = Lock::new(move || results.next().unwrap_or(Ok(())));
+        let file_systems = FileSystems::flushed_by(move || results.lock()());
+        file_systems.note_equal_file();
+        assert!(matches!(file_systems.flush(), Err(Unflushed::Failed)));
+        assert!(matches!(file_systems.flush(), Ok(())));
+        assert_eq!(file_systems.flush_without_timeout(), Err(Errno::NOSPC));
     }
 }

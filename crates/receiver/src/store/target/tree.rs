@@ -448,6 +448,9 @@ impl TargetTree {
             }
             verdict => verdict,
         };
+        if matches!(verdict, Verdict::Same | Verdict::Contents(..)) {
+            self.file_systems.note_equal_file();
+        }
         if verdict == Verdict::Same {
             self.view.count_unstorable_time(there, source.metadata, at);
         }
