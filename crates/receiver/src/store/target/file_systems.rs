@@ -334,8 +334,8 @@ impl FileSystems {
     ///
     /// # Errors
     /// Returns the error of the first flush that has failed. If the transfer relies on equal files, this includes
-    /// earlier flushes. Otherwise an earlier failure has no effect: the files of the transfer have been read back, and a
-    /// file system that loses names accepts no more changes.
+    /// earlier flushes. Otherwise an earlier failure has no effect: the files of the transfer have been read back, and
+    /// a file system that loses names accepts no more changes.
     pub(crate) fn flush_without_timeout(&self) -> Result<(), Errno> {
         let mut late = self.late.lock();
         for flushing in late
